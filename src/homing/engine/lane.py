@@ -1,0 +1,67 @@
+"""The only seams that the loop knows: a lane, and the store of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+
+from homing.engine.model import Claim, Outcome, Settlement
+from homing.engine.policy import Policy
+
+Item = TypeVar("Item")
+
+
+class Rescued(Struct, frozen=True):
+    """What became of rows whose worker did not come back."""
+
+    requeued: int = 0
+    buried: int = 0
+
+
+class Store(Protocol[Item]):
+    """Rows of one lane. Every time in it is the database's; every write names the fence."""
+
+    async def claim(self, limit: int) -> list[Claim[Item]]:
+        """Take what is due, in the lane's order, for one lease."""
+
+    async def settle(self, batch: Sequence[tuple[Claim[Item], Settlement]]) -> set[int]:
+        """Write the settlements of those claims that are still ours; the ids that were."""
+
+    async def renew(self, claims: Sequence[Claim[Item]]) -> set[int]:
+        """Prolong the leases that are still ours; the ids that were."""
+
+    async def release(self, claims: Sequence[Claim[Item]]) -> set[int]:
+        """Give claims back as if they had never been taken."""
+
+    async def rescue(self, limit: int) -> Rescued:
+        """Take back rows whose lease is over."""
+
+    async def sweep(self, limit: int) -> Mapping[str, int]:
+        """End what needs no attempt to end: expired, exhausted; how many, by new state."""
+
+
+class Lane(Protocol[Item]):
+    """One contract: its rows, its policy, and the effect of one attempt."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def store(self) -> Store[Item]: ...
+
+    @property
+    def lease_seconds(self) -> float: ...
+
+    async def attempt(self, claim: Claim[Item]) -> Outcome:
+        """Cause the effect once. What goes wrong out there comes back as a value."""
+
+    async def available(self) -> bool:
+        """Whether attempts make sense now: False while every way out is broken."""
+
+    def describe(self, claim: Claim[Item], settlement: Settlement | None) -> Mapping[str, Any]:
+        """The lane's own fields for the log line of an attempt; no address, no body."""

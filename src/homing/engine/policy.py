@@ -1,0 +1,80 @@
+"""When to try again, and when to stop. Pure: no clock, no table, no randomness of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from homing.engine.model import (
+    Bury,
+    Claim,
+    Complete,
+    Delivered,
+    Discard,
+    Outcome,
+    Rand,
+    Reject,
+    Retry,
+    RetryIn,
+    Settlement,
+    Skip,
+)
+
+#: (failed attempts, the one just made included; randomness) → seconds to wait
+Backoff: TypeAlias = Callable[[int, Rand], float]
+
+#: 2**64 seconds are beyond any cap; a larger exponent would only overflow.
+_LARGEST_EXPONENT = 64
+
+
+class Exponential(Struct, frozen=True):
+    """`min(base·2^n, max)·(1 ± jitter·rand)`, literally as the dispatch specification has it.
+
+    The first retry therefore waits twice the base, and jitter may go beyond the maximum.
+    """
+
+    base: float
+    maximum: float
+    jitter: float = 0.0
+
+    def __call__(self, failures: int, rand: Rand) -> float:
+        raw = self.base * 2.0 ** min(failures, _LARGEST_EXPONENT)
+        sign = 1 if rand() < 0.5 else -1
+        return min(raw, self.maximum) * (1 + sign * self.jitter * rand())
+
+
+class Policy(Struct, frozen=True):
+    """How persistent a lane is."""
+
+    max_attempts: int
+    backoff: Backoff
+    #: An uncharged return is free, but not for ever: the next one in a row is charged.
+    max_deferrals: int = 10
+    #: Nothing comes back sooner than this, so that a busy peer is not asked in a tight loop.
+    shortest_delay: float = 1.0
+
+
+def decide(policy: Policy, claim: Claim[Any], outcome: Outcome, rand: Rand) -> Settlement:
+    """What to write about an attempt."""
+    match outcome:
+        case Delivered(report=report):
+            return Complete(report)
+        case Reject(failure=failure, report=report):
+            return Bury(failure, report=report)
+        case Skip(failure=failure, report=report):
+            return Discard(failure, report)
+        case Retry():
+            return _retry(policy, claim, outcome, rand)
+
+
+def _retry(policy: Policy, claim: Claim[Any], retry: Retry, rand: Rand) -> Settlement:
+    charged = retry.charged or claim.deferrals >= policy.max_deferrals
+    failures = claim.attempts + charged
+    if failures >= policy.max_attempts:
+        return Bury(retry.failure, charged=charged, report=retry.report)
+    # A return without an attempt waits like the retry after it would, but grows with its own count.
+    wait = policy.backoff(failures if charged else claim.deferrals, rand)
+    delay = max(wait, retry.after or 0.0, policy.shortest_delay)
+    return RetryIn(delay, retry.failure, charged, retry.report)

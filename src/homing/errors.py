@@ -1,0 +1,49 @@
+"""What may be raised. A refused mail is no error but an `Outcome`; these are misuse and outages.
+
+HomingError
+├── SettingsError        a setting is unknown, malformed or out of range; says how to mend it
+├── DatabaseError        the database said no
+│   ├── Unreachable      it cannot be reached; try again later
+│   ├── Conflict         a lock or a transaction lost against another process
+│   └── SchemaError      migrations are missing or were changed after they had been applied
+├── InvalidRequest       what a caller asked for is malformed; names the field
+└── NotFound             there is no such message
+"""
+
+from __future__ import annotations
+
+
+class HomingError(Exception):
+    """Something that a person has to know, in a sentence they can act on."""
+
+
+class SettingsError(HomingError):
+    """A setting is unknown, malformed or out of range."""
+
+
+class DatabaseError(HomingError):
+    """The database said no."""
+
+
+class Unreachable(DatabaseError):
+    """The database cannot be reached, or hung up."""
+
+
+class Conflict(DatabaseError):
+    """A lock or a transaction was lost against another process; nothing was written."""
+
+
+class SchemaError(DatabaseError):
+    """The tables are not what this version works on."""
+
+
+class InvalidRequest(HomingError):
+    """What a caller asked for is malformed."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class NotFound(HomingError):
+    """There is no such message."""
