@@ -7,7 +7,11 @@ HomingError
 │   ├── Conflict         a lock or a transaction lost against another process
 │   └── SchemaError      migrations are missing or were changed after they had been applied
 ├── InvalidRequest       what a caller asked for is malformed; names the field
-└── NotFound             there is no such message
+│   ├── PayloadTooLarge  it is too long to be read
+│   └── WrongMediaType   it is not JSON
+├── NotAllowed           the message is in a state in which that cannot be done
+├── NotFound             there is no such message
+└── RateLimited          called too often; says when to come back
 """
 
 from __future__ import annotations
@@ -45,5 +49,25 @@ class InvalidRequest(HomingError):
         self.field = field
 
 
+class PayloadTooLarge(InvalidRequest):
+    """The body is too long to be read."""
+
+
+class WrongMediaType(InvalidRequest):
+    """The body is not what its place takes."""
+
+
+class NotAllowed(HomingError):
+    """The message is in a state in which that cannot be done."""
+
+
 class NotFound(HomingError):
     """There is no such message."""
+
+
+class RateLimited(HomingError):
+    """Called too often."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from msgspec import Struct
-
 from homing.engine.model import Claim, Outcome, Settlement
 from homing.engine.policy import Policy
 
 Item = TypeVar("Item")
-
-
-class Rescued(Struct, frozen=True):
-    """What became of rows whose worker did not come back."""
-
-    requeued: int = 0
-    buried: int = 0
 
 
 class Store(Protocol[Item]):
@@ -35,8 +26,11 @@ class Store(Protocol[Item]):
     async def release(self, claims: Sequence[Claim[Item]]) -> set[int]:
         """Give claims back as if they had never been taken."""
 
-    async def rescue(self, limit: int) -> Rescued:
-        """Take back rows whose lease is over."""
+    async def rescue(self, limit: int) -> int:
+        """Make rows whose lease is over due again, uncharged and behind the others; how many."""
+
+    async def claim_lost(self, limit: int) -> list[Claim[Item]]:
+        """Claim rows whose lease is over and that were rescued too often to go on uncharged."""
 
     async def sweep(self, limit: int) -> Mapping[str, int]:
         """End what needs no attempt to end: expired, exhausted; how many, by new state."""

@@ -52,8 +52,8 @@ class Policy(Struct, frozen=True):
     backoff: Backoff
     #: An uncharged return is free, but not for ever: the next one in a row is charged.
     max_deferrals: int = 10
-    #: Nothing comes back sooner than this, so that a busy peer is not asked in a tight loop.
-    shortest_delay: float = 1.0
+    #: An uncharged return waits at least this long, so that a busy peer is not asked in a tight loop.
+    shortest_deferral: float = 1.0
 
 
 def decide(policy: Policy, claim: Claim[Any], outcome: Outcome, rand: Rand) -> Settlement:
@@ -74,7 +74,10 @@ def _retry(policy: Policy, claim: Claim[Any], retry: Retry, rand: Rand) -> Settl
     failures = claim.attempts + charged
     if failures >= policy.max_attempts:
         return Bury(retry.failure, charged=charged, report=retry.report)
-    # A return without an attempt waits like the retry after it would, but grows with its own count.
-    wait = policy.backoff(failures if charged else claim.deferrals, rand)
-    delay = max(wait, retry.after or 0.0, policy.shortest_delay)
-    return RetryIn(delay, retry.failure, charged, retry.report)
+    wait = policy.backoff(failures, rand) if charged else _deferral(policy, claim.deferrals)
+    return RetryIn(max(wait, retry.after or 0.0), retry.failure, charged, retry.report)
+
+
+def _deferral(policy: Policy, deferrals: int) -> float:
+    """Nobody failed, so the wait is short; it doubles while the other side stays busy."""
+    return policy.shortest_deferral * 2.0 ** min(deferrals, 6)

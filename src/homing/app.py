@@ -1,0 +1,180 @@
+"""The composition root: from settings to everything that one process needs, and back down again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from litestar import Litestar
+
+from homing.db import connect
+from homing.db.migrate import Migration, check, load_migrations, migrate
+from homing.engine.deliver import Deliverer
+from homing.engine.maintenance import Maintenance
+from homing.engine.policy import Exponential, Policy
+from homing.engine.worker import Worker
+from homing.errors import DatabaseError
+from homing.http.app import build_app
+from homing.http.dashboard import Dashboard
+from homing.lanes.mail_outbox.api import Dispatching, InternalDispatch, MailOrders, Mails
+from homing.lanes.mail_outbox.lane import MailOutboxLane, transition
+from homing.lanes.mail_outbox.outbox import CHANNEL, MailOutbox
+from homing.senders.caught_mail import Shelf
+from homing.senders.open import open_sender
+from homing.senders.templates import Templates
+from homing.settings import Settings
+from homing.telemetry import Telemetry, make_logger
+
+#: In the order in which their migrations are applied.
+MIGRATED = ("homing.senders.caught_mail", "homing.lanes.mail_outbox")
+LANES = ("mail_outbox",)
+
+#: Attempts under way per connection: one that is sent, one whose envelope goes along, two being composed.
+_ATTEMPTS_PER_CONNECTION = 4
+#: Counting may take this share of the database's time, no more.
+_SHARE_FOR_COUNTING = 0.05
+
+
+class Homing:
+    """One process of Homing. Nothing is opened before it is used; `close` undoes what was."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
+        self.settings = settings
+        self.telemetry = telemetry or make_telemetry(settings)
+        self.database = connect(settings.database_url)
+        self.shelf = Shelf(self.database)
+        self.sender = open_sender(settings.mail_url, self.database, connections=settings.mail_connections)
+        self.outbox = MailOutbox(
+            self.database,
+            transition,
+            owner=f"{socket.gethostname()}:{os.getpid()}",
+            lease_seconds=settings.dispatch_lease_seconds,
+            max_attempts=settings.dispatch_max_attempts,
+        )
+        self.lane = MailOutboxLane(
+            self.outbox,
+            self.sender,
+            Templates(Path(settings.template_dir), default_locale=settings.default_locale),
+            policy=mail_policy(settings),
+            lease_seconds=settings.dispatch_lease_seconds,
+            default_sender=settings.mail_from,
+        )
+        self.deliverer = Deliverer(
+            self.lane,
+            self.telemetry,
+            concurrency=settings.mail_connections * _ATTEMPTS_PER_CONNECTION,
+            slots=settings.mail_batch,
+        )
+        self.maintenance = Maintenance(self.lane, self.telemetry)
+        self.dispatching = Dispatching(self.deliverer, self.outbox, settings.dispatch_rate_limit_per_minute)
+        self.gauges = Gauges(self.outbox, self.telemetry)
+
+    @property
+    def migrations(self) -> list[Migration]:
+        return load_migrations(MIGRATED, self.database.dialect)
+
+    async def migrate(self) -> list[Migration]:
+        return await migrate(self.database, self.migrations)
+
+    async def require_schema(self) -> None:
+        """Raise unless the database can be reached and has the tables of this version."""
+        (await check(self.database, self.migrations)).require_none()
+
+    def worker(self) -> Worker:
+        worker = Worker(self.deliverer, self.telemetry)
+        self.database.listen(CHANNEL, worker.wake)
+        return worker
+
+    def asgi(self) -> Litestar:
+        return build_app(
+            [InternalDispatch, Mails, Dashboard],
+            {
+                "dispatching": self.dispatching,
+                "mail_orders": MailOrders(self.outbox, self.telemetry),
+                "outbox": self.outbox,
+                "shelf": self.shelf,
+                "provider": self.sender.name,
+                **self._health(),
+            },
+            self.telemetry,
+        )
+
+    def metrics_asgi(self) -> Litestar:
+        """For workers, which serve nothing else."""
+        return build_app([], self._health(), self.telemetry, static=False)
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "telemetry": self.telemetry,
+            "check_ready": self.require_schema,
+            "refresh_gauges": self.gauges.refresh,
+        }
+
+    async def close(self) -> None:
+        await self.sender.close()
+        await self.database.close()
+
+
+@asynccontextmanager
+async def opened(settings: Settings, telemetry: Telemetry | None = None) -> AsyncIterator[Homing]:
+    """A `Homing` that is closed again, for commands that only look or act once."""
+    async with AsyncExitStack() as stack:
+        homing = Homing(settings, telemetry)
+        stack.push_async_callback(homing.close)
+        yield homing
+
+
+class Gauges:
+    """What the database alone knows; asked for when somebody looks, and not more often than is cheap."""
+
+    def __init__(self, outbox: MailOutbox, telemetry: Telemetry) -> None:
+        self._outbox = outbox
+        self._telemetry = telemetry
+        self._next = 0.0
+        self._asking = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        async with self._asking:
+            if (started := time.monotonic()) < self._next:
+                return
+            try:
+                await self._ask()
+            except DatabaseError as error:
+                self._telemetry.log.warning("metrics.stale", error=str(error))
+            took = time.monotonic() - started
+            self._next = time.monotonic() + took / _SHARE_FOR_COUNTING
+
+    async def _ask(self) -> None:
+        for state, count in (await self._outbox.counts()).items():
+            self._telemetry.backlog.labels("mail_outbox", state).set(count)
+        self._telemetry.oldest_due.labels("mail_outbox").set(await self._outbox.oldest_due())
+
+
+def mail_policy(settings: Settings) -> Policy:
+    backoff = Exponential(
+        settings.dispatch_backoff_base_seconds,
+        settings.dispatch_backoff_max_seconds,
+        settings.dispatch_backoff_jitter,
+    )
+    return Policy(settings.dispatch_max_attempts, backoff)
+
+
+def make_telemetry(settings: Settings) -> Telemetry:
+    return Telemetry(make_logger(settings.log_format, logging.getLevelNamesMapping()[settings.log_level.upper()]))
+
+
+def warnings_for(settings: Settings) -> Sequence[str]:
+    """What works, but is probably not meant."""
+    found = []
+    if "catch://" in settings.mail_url and settings.database_url.startswith("postgres"):
+        found.append("HOMING_MAIL_URL is catch://: mails are kept to look at and not sent; set smtp://… to send them")
+    if "memory://" in settings.mail_url:
+        found.append("HOMING_MAIL_URL is memory://: mails are forgotten when the process ends")
+    return found

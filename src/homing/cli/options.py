@@ -1,0 +1,61 @@
+"""The flags that several commands share, and how a command gets its settings and its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from homing.settings import Settings, load_settings
+
+Result = TypeVar("Result")
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option("--database-url", metavar="URL", envvar="HOMING_DATABASE_URL", help="sqlite:///… or postgresql://…"),
+]
+MailUrl = Annotated[
+    str | None, typer.Option("--mail-url", metavar="URL", envvar="HOMING_MAIL_URL", help="The way out for mails.")
+]
+Host = Annotated[str | None, typer.Option("--host", envvar="HOMING_HOST", help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option("--port", "-p", envvar="HOMING_PORT", help="Port to listen on; 0: a free one.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", envvar="HOMING_CONFIG", help="Settings file in place of homing.toml.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def settings_from(config: Path | None = None, **flags: Any) -> Settings:
+    return load_settings(flags, environ=_environment(), config=config)
+
+
+def _environment() -> dict[str, str]:
+    """The environment without the names of command flags, which are no settings."""
+    from homing.cli import ENV_PREFIX, app
+
+    flags = set()
+    command = typer.main.get_command(app)
+    for name, sub in getattr(command, "commands", {}).items():
+        for parameter in sub.params:
+            flags.add(f"{ENV_PREFIX}_{name}_{parameter.name}".upper().replace("-", "_"))
+    return {name: value for name, value in os.environ.items() if name not in flags}
+
+
+def run_async(main: Coroutine[Any, Any, Result]) -> Result:
+    """Run on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode() + "\n")

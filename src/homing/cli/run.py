@@ -1,0 +1,176 @@
+"""up · demo · serve · work · migrate: what keeps running, and what it needs before."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from homing.cli.options import Config, DatabaseUrl, Host, Json, MailUrl, Port, print_json, run_async, settings_from
+from homing.errors import SettingsError
+from homing.settings import Settings
+
+_out = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Lanes = Annotated[list[str] | None, typer.Argument(metavar="[LANE]…", help="mail_outbox; all when none is named.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(up)
+    app.command()(demo)
+    app.command()(serve)
+    app.command()(work)
+    app.command()(migrate)
+
+
+def up(
+    database_url: DatabaseUrl = None,
+    mail_url: MailUrl = None,
+    host: Host = None,
+    port: Port = None,
+    config: Config = None,
+) -> None:
+    """Everything in one process: API, page and workers. Makes its tables itself on SQLite."""
+    settings = settings_from(config, database_url=database_url, mail_url=mail_url, host=host, port=port)
+    run_async(_run(settings, api=True, work=True, migrates=settings.database_url.startswith("sqlite")))
+
+
+def serve(
+    database_url: DatabaseUrl = None, mail_url: MailUrl = None, host: Host = None, port: Port = None, config: Config = None
+) -> None:
+    """The API and the page. Claims nothing by itself; sends what a call of /internal/dispatch claimed."""
+    settings = settings_from(config, database_url=database_url, mail_url=mail_url, host=host, port=port)
+    run_async(_run(settings, api=True, work=False, migrates=False))
+
+
+def work(
+    lanes: Lanes = None,
+    processes: Annotated[int, typer.Option("--processes", "-n", min=1, max=64, help="Worker processes.")] = 1,
+    once: Annotated[bool, typer.Option("--once", help="Deliver what is due, then end.")] = False,
+    database_url: DatabaseUrl = None,
+    mail_url: MailUrl = None,
+    config: Config = None,
+) -> None:
+    """Deliver, without an API."""
+    _check_lanes(lanes)
+    settings = settings_from(config, database_url=database_url, mail_url=mail_url)
+    if processes > 1:
+        from homing.supervisor import supervise
+
+        sys.exit(supervise(_child_command(lanes, config, once=once), processes, settings, _overrides(settings)))
+    if once:
+        count = run_async(_work_once(settings))
+        _out.print(f"delivered what was due: {count} claimed")
+    else:
+        run_async(_run(settings, api=False, work=True, migrates=False))
+
+
+def migrate(
+    check: Annotated[bool, typer.Option("--check", help="Only tell; exit 1 when something is missing.")] = False,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """Make or update the tables. Safe to run from several places at once."""
+    settings = settings_from(config, database_url=database_url)
+    names = run_async(_migrate(settings, only_check=check))
+    if json:
+        print_json({"pending" if check else "applied": names})
+    else:
+        _tell_migrations(names, only_check=check)
+    if check and names:
+        raise typer.Exit(1)
+
+
+def demo(
+    host: Host = None,
+    port: Port = None,
+    rate: Annotated[float, typer.Option("--rate", min=0.1, max=1000, help="Sample mails per second.")] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="End after this time; 0: when stopped.")] = 0.0,
+) -> None:
+    """Try it out: sample mails, a relay that fails on purpose, a page that shows what happens."""
+    from homing.demo import run_demo
+
+    run_async(run_demo(_flags(host=host, port=port), rate=rate, seconds=seconds, tell=_out.print))
+
+
+def _flags(**flags: Any) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> None:
+    from homing.app import opened, warnings_for
+    from homing.service import Stop, require_loopback, run
+
+    if api:
+        require_loopback(settings.host)
+    async with opened(settings) as homing:
+        if migrates:
+            await homing.migrate()
+        await homing.require_schema()
+        for warning in warnings_for(settings):
+            _out.print(f"[yellow]warning:[/] {warning}")
+        stop = Stop()
+        stop.install()
+        await run(homing, stop, api=api, work=work, ready=lambda address: _tell_ready(address, settings, api=api))
+
+
+def _tell_ready(address: str, settings: Settings, *, api: bool) -> None:
+    from homing.db import redact
+
+    if api:
+        _out.print(f"[bold]Homing[/] is up: {address}/   (API: {address}/docs)")
+        _out.print("No access keys: served on loopback only.", style="dim")
+    else:
+        _out.print("[bold]Homing[/] is working on mail_outbox.")
+    sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
+    _out.print(f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C", style="dim")
+
+
+async def _work_once(settings: Settings) -> int:
+    from homing.app import opened
+    from homing.service import Stop, drain_once
+
+    async with opened(settings) as homing:
+        await homing.require_schema()
+        stop = Stop()
+        stop.install()
+        return await drain_once(homing, stop)
+
+
+async def _migrate(settings: Settings, *, only_check: bool) -> list[str]:
+    from homing.app import opened
+    from homing.db.migrate import check
+
+    async with opened(settings) as homing:
+        if only_check:
+            return [str(m) for m in (await check(homing.database, homing.migrations)).migrations]
+        return [str(m) for m in await homing.migrate()]
+
+
+def _tell_migrations(names: list[str], *, only_check: bool) -> None:
+    for name in names:
+        typer.echo(f"{'missing' if only_check else 'applied'}: {name}")
+    if not names:
+        typer.echo("the database is up to date")
+
+
+def _check_lanes(lanes: list[str] | None) -> None:
+    from homing.app import LANES
+
+    for lane in lanes or []:
+        if lane not in LANES:
+            raise SettingsError(f"there is no lane {lane!r}; there is {', '.join(LANES)}")
+
+
+def _child_command(lanes: list[str] | None, config: Path | None, *, once: bool) -> list[str]:
+    command = [sys.executable, "-m", "homing", "work", *(lanes or [])]
+    return command + (["--once"] if once else []) + (["--config", str(config)] if config else [])
+
+
+def _overrides(settings: Settings) -> dict[str, str]:
+    """What flags set for the parent must hold for its children; by environment, so that `ps` shows no secret."""
+    return {"HOMING_DATABASE_URL": settings.database_url, "HOMING_MAIL_URL": settings.mail_url}

@@ -1,0 +1,60 @@
+"""What the stores need of a database, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from homing.db.queries import Dialect, Query
+
+
+class Row(Protocol):
+    """A row that is read by column name."""
+
+    def keys(self) -> Any: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+class Database(Protocol):
+    """One statement at a time, committed when the call returns.
+
+    No transaction outlives a call: there is no way to hold one open while the network is used.
+    """
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[Row]:
+        """Run a query; raises `errors.DatabaseError` and nothing else."""
+
+    async def run_script(self, statements: str) -> None:
+        """Run several statements as one transaction."""
+
+    def listen(self, channel: str, wake: Callable[[], None]) -> None:
+        """Call `wake` when someone announces the channel; hints only, some may be lost."""
+
+    def announce(self, channel: str) -> None:
+        """Tell listeners, here and in other processes, that something may be due."""
+
+    async def findings(self) -> Sequence[tuple[str, bool, str]]:
+        """For the doctor: (what was checked, whether it is well, what is so or how to mend it)."""
+
+    async def close(self) -> None: ...
+
+
+def instant(value: datetime | str | None) -> datetime | None:
+    """A time as the database gave it: PostgreSQL a datetime, SQLite ISO text."""
+    if value is None or isinstance(value, datetime):
+        return value
+    moment = datetime.fromisoformat(value)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def iso(value: datetime | str | None) -> str | None:
+    """UTC with milliseconds and `Z`, as our SQLite columns and all our JSON have it."""
+    moment = instant(value)
+    if moment is None:
+        return None
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

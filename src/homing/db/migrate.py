@@ -1,0 +1,124 @@
+"""Numbered SQL files, applied once each, in order, by one process at a time.
+
+A component is a package with `migrations/postgres/NNNN_name.sql` and `migrations/sqlite/…`. What was
+applied is recorded in `homing_migration` with a checksum, so that a file that was changed afterwards
+is noticed instead of believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+from msgspec import Struct
+
+from homing.db.database import Database
+from homing.db.queries import Dialect, Query
+from homing.errors import DatabaseError, SchemaError
+
+
+class Migration(Struct, frozen=True, order=True):
+    component: str
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.component} {self.version:04d} {self.name}"
+
+
+class Pending(Struct, frozen=True):
+    """What a database lacks."""
+
+    migrations: tuple[Migration, ...]
+
+    def require_none(self) -> None:
+        if self.migrations:
+            names = ", ".join(str(m) for m in self.migrations)
+            raise SchemaError(f"the database lacks {names}; run `homing migrate`")
+
+
+def load_migrations(packages: Iterable[str], dialect: Dialect) -> list[Migration]:
+    """All migrations of some packages, in the order in which they are applied."""
+    return [migration for package in packages for migration in _of_package(package, dialect)]
+
+
+def _of_package(package: str, dialect: Dialect) -> list[Migration]:
+    folder = files(package).joinpath("migrations", dialect)
+    found = []
+    for file in folder.iterdir():
+        version, _, name = file.name.removesuffix(".sql").partition("_")
+        found.append(Migration(package.rsplit(".", 1)[-1], int(version), name, file.read_text(encoding="utf-8")))
+    return sorted(found)
+
+
+async def check(database: Database, migrations: Sequence[Migration]) -> Pending:
+    """What is still to be applied; raises `SchemaError` when what was applied is not what we know."""
+    applied = await _applied(database)
+    for migration in migrations:
+        recorded = applied.pop((migration.component, migration.version), migration.checksum)
+        if recorded != migration.checksum:
+            raise SchemaError(f"migration {migration} was changed after it had been applied; restore the file")
+    known = {m.component for m in migrations}
+    if newer := sorted(key for key in applied if key[0] in known):
+        raise SchemaError(f"a newer Homing has migrated this database ({newer[-1][0]} {newer[-1][1]:04d}); upgrade")
+    done = await _applied(database)
+    return Pending(tuple(m for m in migrations if (m.component, m.version) not in done))
+
+
+async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
+    """Apply what is missing; what was applied by us. Several processes may do it at once."""
+    pending = (await check(database, migrations)).migrations
+    return [migration for migration in pending if await _apply(database, migration)]
+
+
+async def _apply(database: Database, migration: Migration) -> bool:
+    try:
+        await database.run_script(_script(database.dialect, migration))
+    except DatabaseError:
+        # Another process may have been first; its record then stands where ours was refused.
+        if (migration.component, migration.version) in await _applied(database):
+            return False
+        raise
+    return True
+
+
+def _script(dialect: Dialect, migration: Migration) -> str:
+    """The record goes in first: a second process waits for it, and then fails on it before any DDL."""
+    record = (
+        "INSERT INTO homing_migration (component, version, name, checksum) VALUES "
+        f"('{migration.component}', {migration.version}, '{migration.name}', '{migration.checksum}');\n"
+    )
+    patience = "SET LOCAL lock_timeout = '60s';\n" if dialect == "postgres" else ""
+    return patience + _LEDGER[dialect] + record + migration.sql
+
+
+_LEDGER: dict[Dialect, str] = {
+    "postgres": """
+SELECT pg_advisory_xact_lock(hashtext('homing_migration'));
+CREATE TABLE IF NOT EXISTS homing_migration (
+    component text NOT NULL, version integer NOT NULL, name text NOT NULL, checksum text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (component, version)
+);
+""",
+    "sqlite": """
+CREATE TABLE IF NOT EXISTS homing_migration (
+    component TEXT NOT NULL, version INTEGER NOT NULL, name TEXT NOT NULL, checksum TEXT NOT NULL,
+    applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')), PRIMARY KEY (component, version)
+);
+""",
+}
+
+
+async def _applied(database: Database) -> dict[tuple[str, int], str]:
+    query = Query("applied", "SELECT component, version, checksum FROM homing_migration", (), writes=False)
+    try:
+        rows = await database.fetch(query, {})
+    except SchemaError:
+        return {}
+    return {(row["component"], row["version"]): row["checksum"] for row in rows}

@@ -1,0 +1,208 @@
+"""PostgreSQL by asyncpg: a small pool for statements, one connection of its own for LISTEN."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+
+from homing.db.queries import Dialect, Query
+from homing.errors import Conflict, DatabaseError, SchemaError, Unreachable
+
+#: One NOTIFY per channel and interval, on the leading and on the trailing edge: a NOTIFY in every
+#: transaction takes a lock that all commits of the server queue up behind.
+NOTIFY_INTERVAL = 0.05
+_STATEMENT_TIMEOUT = 60.0
+_CONNECT_TIMEOUT = 10.0
+_RECONNECT_PAUSE = 1.0
+
+
+class PostgresDatabase:
+    dialect: Dialect = "postgres"
+
+    def __init__(self, url: str, *, pool_size: int = 4) -> None:
+        self._url = url
+        self._pool_size = pool_size
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._opening = asyncio.Lock()
+        self._listeners: dict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._listening: asyncio.Task[None] | None = None
+        self._announced: dict[str, float] = {}
+        self._announcing: set[asyncio.Task[None]] = set()
+        self._trailing: dict[str, asyncio.TimerHandle] = {}
+
+    async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[asyncpg.Record]:
+        arguments = [parameters[name] for name in query.parameters]
+        with _translated(self._url):
+            pool = self._pool or await self._open()
+            async with pool.acquire(timeout=_CONNECT_TIMEOUT) as connection:
+                return await connection.fetch(query.sql, *arguments)
+
+    async def run_script(self, statements: str) -> None:
+        with _translated(self._url):
+            pool = self._pool or await self._open()
+            async with pool.acquire(timeout=_CONNECT_TIMEOUT) as connection, connection.transaction():
+                await connection.execute(statements)
+
+    async def _open(self) -> asyncpg.Pool[asyncpg.Record]:
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await asyncpg.create_pool(
+                    self._url,
+                    min_size=1,
+                    max_size=self._pool_size,
+                    command_timeout=_STATEMENT_TIMEOUT,
+                    timeout=_CONNECT_TIMEOUT,
+                    reset=_keep_session,
+                    server_settings=_SESSION,
+                )
+            return self._pool
+
+    # ── wake-ups ─────────────────────────────────────────────────────────────────────────────────
+
+    def listen(self, channel: str, wake: Callable[[], None]) -> None:
+        self._listeners[channel].append(wake)
+        if self._listening is not None:
+            self._listening.cancel()
+        self._listening = asyncio.get_running_loop().create_task(self._listen_for_ever())
+
+    def announce(self, channel: str) -> None:
+        self._wake(channel)
+        if channel in self._trailing:
+            return
+        wait = self._announced.get(channel, 0.0) + NOTIFY_INTERVAL - time.monotonic()
+        if wait <= 0:
+            self._notify(channel)
+        else:
+            loop = asyncio.get_running_loop()
+            self._trailing[channel] = loop.call_later(wait, self._notify, channel)
+
+    def _wake(self, channel: str) -> None:
+        for wake in self._listeners[channel]:
+            wake()
+
+    def _notify(self, channel: str) -> None:
+        self._trailing.pop(channel, None)
+        self._announced[channel] = time.monotonic()
+        task = asyncio.get_running_loop().create_task(self._send_notify(channel))
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+
+    async def _send_notify(self, channel: str) -> None:
+        # It is a hint: without it the pollers find the row within a second.
+        with suppress(DatabaseError):
+            await self.fetch(Query("notify", "SELECT pg_notify($1, '')", ("channel",), True), {"channel": channel})
+
+    async def _listen_for_ever(self) -> None:
+        while True:
+            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._listen_until_lost()
+            await asyncio.sleep(_RECONNECT_PAUSE)
+
+    async def _listen_until_lost(self) -> None:
+        connection = await asyncpg.connect(self._url, timeout=_CONNECT_TIMEOUT, server_settings=_SESSION)
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _connection: lost.set())
+        try:
+            for channel in list(self._listeners):
+                await connection.add_listener(channel, lambda *event: self._wake(event[2]))
+            for channel in list(self._listeners):
+                # Something may have become due while nobody listened.
+                self._wake(channel)
+            await lost.wait()
+        finally:
+            connection.terminate()
+
+    # ── for the doctor ───────────────────────────────────────────────────────────────────────────
+
+    async def findings(self) -> Sequence[tuple[str, bool, str]]:
+        query = Query("settings", _DURABILITY, (), writes=False)
+        rows = await self.fetch(query, {})
+        values = {row["name"]: row["setting"] for row in rows}
+        version = int(values.pop("server_version_num")) // 10000
+        findings = [("PostgreSQL version", version >= 13, f"{version} (13 or newer is needed)")]
+        for name, value in values.items():
+            well = value != "off"
+            mend = value if well else f"{value}: a crash of the server can lose mails; set {name} = on"
+            findings.append((f"PostgreSQL {name}", well, mend))
+        return findings
+
+    async def close(self) -> None:
+        for handle in self._trailing.values():
+            handle.cancel()
+        tasks = [*self._announcing, *([self._listening] if self._listening else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._pool is not None:
+            try:
+                await asyncio.wait_for(self._pool.close(), 5)
+            except TimeoutError:
+                self._pool.terminate()
+
+
+_SESSION = {
+    "application_name": "homing",
+    "timezone": "UTC",
+    "lock_timeout": "2000",
+    "idle_in_transaction_session_timeout": "60000",
+    # JIT compiles for longer than any of our statements runs.
+    "jit": "off",
+}
+
+_DURABILITY = """
+SELECT name, setting FROM pg_settings
+WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'server_version_num')
+"""
+
+
+async def _keep_session(_connection: Any) -> None:
+    """Our statements leave nothing behind, so a connection needs no RESET round trip on its return."""
+
+
+class _translated:  # noqa: N801 - reads as a word of the sentence it is used in
+    """Turns the driver's exceptions into ours. A class, because it is passed through for every statement."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Exception) and (translated := _translate(error, self._url)):
+            raise translated from error
+
+
+def _translate(error: Exception, url: str) -> DatabaseError | None:
+    if isinstance(error, DatabaseError):
+        return None
+    if isinstance(error, asyncpg.PostgresError):
+        return _translate_state(error, url)
+    if isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError):
+        return Unreachable(f"cannot reach PostgreSQL at {redact(url)}: {error or type(error).__name__}")
+    return None
+
+
+def _translate_state(error: asyncpg.PostgresError, url: str) -> DatabaseError:
+    state: str = error.sqlstate or ""
+    if state.startswith("40") or state == "55P03":
+        return Conflict(f"another process holds the lock or the transaction was undone: {error}")
+    if state in {"42P01", "42703"}:
+        return SchemaError(f"{error}; run `homing migrate`")
+    if state[:2] in {"08", "28", "53", "57"} or state == "3D000":
+        return Unreachable(f"cannot use PostgreSQL at {redact(url)}: {error}")
+    return DatabaseError(f"{error} (SQLSTATE {state})")
+
+
+def redact(url: str) -> str:
+    """A database URL without its password."""
+    return re.sub(r"(?<=://)([^:/@]*):[^@]*@", r"\1:***@", url)

@@ -1,0 +1,165 @@
+"""SQLite by the standard library: one writer thread, one reader thread, WAL, every commit on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from homing.db.queries import Dialect, Query
+from homing.errors import Conflict, DatabaseError, SchemaError, Unreachable
+
+Result = TypeVar("Result")
+
+_OLDEST = (3, 35, 0)  # UPDATE … RETURNING
+
+
+class SqliteDatabase:
+    """Statements that write go through one thread, so they never wait for each other's locks.
+
+    Other processes may use the file as well: against them stands `busy_timeout`.
+    """
+
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, path: str, *, busy_timeout: float = 10.0) -> None:
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise DatabaseError(f"SQLite {sqlite3.sqlite_version} is too old; 3.35 or newer is needed")
+        self._path = path
+        self._busy_timeout = busy_timeout
+        self._writer = _Connection(path, busy_timeout, writes=True)
+        self._reader = _Connection(path, busy_timeout, writes=False)
+        self._listeners: dict[str, list[Callable[[], None]]] = defaultdict(list)
+
+    async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[sqlite3.Row]:
+        given = {name: parameters[name] for name in query.parameters}
+        if query.writes:
+            return await self._writer.call(_write, query.sql, given)
+        return await self._reader.call(_read, query.sql, given)
+
+    async def run_script(self, statements: str) -> None:
+        await self._writer.call(_run_script, statements)
+
+    def listen(self, channel: str, wake: Callable[[], None]) -> None:
+        self._listeners[channel].append(wake)
+
+    def announce(self, channel: str) -> None:
+        """Wakes this process; others find the row when they poll."""
+        for wake in self._listeners[channel]:
+            wake()
+
+    async def findings(self) -> Sequence[tuple[str, bool, str]]:
+        return await self._writer.call(_check_durability)
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._writer.close()
+
+
+class _Connection:
+    """A connection and the one thread that may use it. Opened on first use."""
+
+    def __init__(self, path: str, busy_timeout: float, *, writes: bool) -> None:
+        self._path, self._busy_timeout, self._writes = path, busy_timeout, writes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer" if writes else "sqlite-reader")
+        self._connection: sqlite3.Connection | None = None
+
+    async def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work, arguments)
+
+    def _guarded(self, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+        try:
+            if self._connection is None:
+                self._connection = _open(self._path, self._busy_timeout, writes=self._writes)
+            return work(self._connection, *arguments)
+        except sqlite3.Error as error:
+            raise _translate(error, self._path) from error
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await asyncio.get_running_loop().run_in_executor(self._thread, connection.close)
+        self._thread.shutdown(wait=False)
+
+
+def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection:
+    if not Path(path).parent.is_dir():
+        raise Unreachable(f"there is no folder {Path(path).parent} to keep {path} in; make it, or set another path")
+    connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    # A database that is new gets WAL once; asking again is free, and a reader may be the first to come.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if not writes:
+        connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _read(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any]) -> list[sqlite3.Row]:
+    return connection.execute(sql, parameters).fetchall()
+
+
+def _write(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any]) -> list[sqlite3.Row]:
+    # IMMEDIATE takes the write lock before the statement reads, so two processes cannot choose the same rows.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        rows = connection.execute(sql, parameters).fetchall()
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return rows
+
+
+def _run_script(connection: sqlite3.Connection, statements: str) -> None:
+    # executescript would commit on its own: the statements are run one by one inside our transaction.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in _split(statements):
+            connection.execute(statement)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _split(statements: str) -> list[str]:
+    """Statements of a script, found by asking SQLite itself where one ends (triggers hold semicolons)."""
+    found, current = [], ""
+    for piece in statements.split(";"):
+        current += piece + ";"
+        if sqlite3.complete_statement(current):
+            found.append(current)
+            current = ""
+    return found
+
+
+def _check_durability(connection: sqlite3.Connection) -> list[tuple[str, bool, str]]:
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]
+    intact = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    return [
+        ("SQLite version", sqlite3.sqlite_version_info >= _OLDEST, sqlite3.sqlite_version),
+        ("SQLite journal_mode", mode == "wal", f"{mode} (wal is needed; does the disk allow shared memory files?)"),
+        ("SQLite synchronous", synchronous >= 2, "full" if synchronous >= 2 else "a power cut can lose mails"),
+        ("SQLite integrity", intact == "ok", intact),
+    ]
+
+
+def _translate(error: sqlite3.Error, path: str) -> DatabaseError:
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return Conflict(f"{path} is locked by another process: {text}")
+    if "no such table" in text or "no such column" in text:
+        return SchemaError(f"{text}; run `homing migrate`")
+    if "unable to open" in text:
+        return Unreachable(f"cannot open {path}: {text}; check that the folder exists and may be written")
+    if "not a database" in text:
+        return DatabaseError(f"{path} is no SQLite database: {text}")
+    return DatabaseError(f"{path}: {text}")

@@ -1,0 +1,288 @@
+"""The sentence that the product is built on.
+
+    claim what is due and mark it mine until t → attempt the effect → decide → settle, if it is still mine
+
+A `Deliverer` holds what one process has claimed of one lane. Three ways drive it: a polling worker
+(`worker.py`), `run_batch` (an HTTP trigger, a cron line), and, for a broker's message, `take`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from homing.engine.coalesce import Coalescer
+from homing.engine.lane import Lane
+from homing.engine.model import Bury, Claim, Discard, Failure, Monotonic, Outcome, Rand, Retry, RetryIn, Settlement
+from homing.engine.policy import decide
+from homing.errors import DatabaseError
+from homing.telemetry import Attempted, Telemetry
+
+#: A lease is renewed when a third of it has passed: two renewals may fail before it is lost.
+_RENEWALS_PER_LEASE = 3
+_SETTLE_PAUSE, _LONGEST_SETTLE_PAUSE = 0.05, 2.0
+
+
+class Flight:
+    """One claim on its way. The only thing here that changes: it is where the time is kept."""
+
+    __slots__ = ("claim", "outcome", "seconds", "settlement", "task", "until", "watcher")
+
+    def __init__(self, claim: Claim[Any], until: float) -> None:
+        self.claim = claim
+        #: When the lease ends, by our monotonic clock; counted from before the claim was asked for.
+        self.until = until
+        self.task: asyncio.Task[None] | None = None
+        self.outcome: Outcome | None = None
+        self.settlement: Settlement | None = None
+        self.seconds = 0.0
+        #: Resolved with the settlement, or with None when the lease was lost or given back.
+        self.watcher: asyncio.Future[Settlement | None] | None = None
+
+
+class Deliverer:
+    """Attempts claims, a bounded number at a time, keeps their leases alive and settles them in batches."""
+
+    def __init__(
+        self,
+        lane: Lane[Any],
+        telemetry: Telemetry,
+        *,
+        concurrency: int,
+        slots: int,
+        monotonic: Monotonic = time.monotonic,
+        rand: Rand = random.random,
+    ) -> None:
+        self.lane = lane
+        self._telemetry = telemetry
+        self._concurrency = concurrency
+        self._slots = slots
+        self._monotonic = monotonic
+        self._rand = rand
+        self._flights: dict[int, Flight] = {}
+        self._waiting: deque[Flight] = deque()
+        self._running = 0
+        self._settling: Coalescer[Flight] = Coalescer(self._flush)
+        self._room = asyncio.Event()
+        self._room.set()
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._in_flight = telemetry.in_flight.labels(lane.name)
+
+    # ── claim ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def free(self) -> int:
+        """How many more claims fit."""
+        return self._slots - len(self._flights)
+
+    async def claim(self, limit: int) -> list[Claim[Any]]:
+        """Claim what is due and start on it."""
+        asked = self._monotonic()
+        claims = await self.lane.store.claim(limit)
+        self._telemetry.claimed(self.lane.name, len(claims), self._monotonic() - asked)
+        self.take(claims, until=asked + self.lane.lease_seconds)
+        return claims
+
+    async def run_batch(self, limit: int) -> list[Claim[Any]]:
+        """Claim one batch, if there is a way out at all; `settled` tells what became of it."""
+        return await self.claim(limit) if await self.lane.available() else []
+
+    def take(self, claims: Iterable[Claim[Any]], until: float) -> None:
+        """Start on claims, as far as the concurrency allows; the others wait for their turn."""
+        for claim in claims:
+            flight = self._flights[claim.id] = Flight(claim, until)
+            self._waiting.append(flight)
+        self._start_waiting()
+        self._note_room()
+        if self._flights and self._heartbeat is None:
+            self._heartbeat = asyncio.get_running_loop().create_task(self._renew_leases())
+
+    # ── attempt, decide ──────────────────────────────────────────────────────────────────────────
+
+    def _start_waiting(self) -> None:
+        create_task = asyncio.get_running_loop().create_task
+        while self._waiting and self._running < self._concurrency:
+            flight = self._waiting.popleft()
+            self._running += 1
+            flight.task = create_task(self._deliver(flight))
+
+    async def _deliver(self, flight: Flight) -> None:
+        try:
+            # A process that was stopped for longer than its lease finds out here, before it sends.
+            if (started := self._monotonic()) >= flight.until:
+                self._lose(flight)
+                return
+            flight.outcome = await self._attempt(flight.claim)
+            flight.seconds = self._monotonic() - started
+            flight.settlement = decide(self.lane.policy, flight.claim, flight.outcome, self._rand)
+            self._settling.put(flight)
+        finally:
+            self._running -= 1
+            flight.task = None
+            self._start_waiting()
+
+    async def _attempt(self, claim: Claim[Any]) -> Outcome:
+        """An exception in an attempt is a bug of ours: it is charged, so that it cannot go on for ever."""
+        try:
+            return await self.lane.attempt(claim)
+        except Exception as bug:  # noqa: BLE001 - the one place that stands between a bug and the loop
+            self._telemetry.log.exception("delivery.crashed", lane=self.lane.name, id=claim.id)
+            return Retry(Failure("internal_error", type(bug).__name__))
+
+    # ── settle ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _flush(self, flights: Sequence[Flight]) -> None:
+        batch = [(f.claim, f.settlement) for f in flights if f.settlement is not None]
+        settled = await self._settle_patiently(batch)
+        for flight in flights:
+            self._land(flight, took_effect=flight.claim.id in settled)
+
+    async def _settle_patiently(self, batch: Sequence[tuple[Claim[Any], Settlement]]) -> set[int]:
+        """Settle, also when the database is away for a while: what was sent must not be forgotten.
+
+        The fence makes it safe to try again, and to be late: a row that was taken over is not touched.
+        """
+        pause = _SETTLE_PAUSE
+        while True:
+            try:
+                return await self.lane.store.settle(batch)
+            except DatabaseError as error:
+                self._telemetry.log.warning("settle.delayed", lane=self.lane.name, rows=len(batch), error=str(error))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_SETTLE_PAUSE)
+
+    def _land(self, flight: Flight, *, took_effect: bool) -> None:
+        self._telemetry.attempted(_attempted(self.lane, flight, took_effect=took_effect))
+        self._forget(flight, flight.settlement if took_effect else None)
+
+    def _forget(self, flight: Flight, settlement: Settlement | None) -> None:
+        if self._flights.get(flight.claim.id) is flight:
+            del self._flights[flight.claim.id]
+        if flight.watcher is not None and not flight.watcher.done():
+            flight.watcher.set_result(settlement)
+        self._note_room()
+
+    def _note_room(self) -> None:
+        self._in_flight.set(len(self._flights))
+        # Small claims cost as much as large ones: a worker waits until a fifth of its slots are free.
+        if self.free >= max(1, self._slots // 5):
+            self._room.set()
+        else:
+            self._room.clear()
+
+    async def has_room(self) -> None:
+        """Wait until it is worth claiming again."""
+        await self._room.wait()
+
+    async def settled(self, claims: Iterable[Claim[Any]]) -> dict[int, Settlement | None]:
+        """Wait for claims of ours to end; None for one whose lease was lost or given back."""
+        flights = [flight for c in claims if (flight := self._flights.get(c.id)) is not None]
+        for flight in flights:
+            if flight.watcher is None:
+                flight.watcher = asyncio.get_running_loop().create_future()
+        return {f.claim.id: await f.watcher for f in flights if f.watcher is not None}
+
+    # ── renew ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _renew_leases(self) -> None:
+        while self._flights:
+            await asyncio.sleep(self.lane.lease_seconds / _RENEWALS_PER_LEASE)
+            await self._renew_once()
+        self._heartbeat = None
+
+    async def _renew_once(self) -> None:
+        flights = list(self._flights.values())
+        asked = self._monotonic()
+        try:
+            kept = await self.lane.store.renew([f.claim for f in flights])
+        except DatabaseError as error:
+            self._telemetry.log.warning("lease.renewal_delayed", lane=self.lane.name, error=str(error))
+            kept = {f.claim.id for f in flights if f.until > asked}
+        else:
+            for flight in flights:
+                flight.until = asked + self.lane.lease_seconds
+        for flight in flights:
+            # A settled row is not renewed either; that is the good end, not a loss.
+            if flight.claim.id not in kept and flight.settlement is None:
+                self._lose(flight)
+
+    def _lose(self, flight: Flight) -> None:
+        """Another worker has the row, or may have: stop what can still be stopped, write nothing."""
+        if self._flights.get(flight.claim.id) is not flight:
+            return
+        self._telemetry.lease_lost(self.lane.name, flight.claim.id, flight.claim.fence)
+        self._withdraw(flight)
+        self._forget(flight, None)
+
+    def _withdraw(self, flight: Flight) -> None:
+        if flight.task is not None:
+            if flight.task is not asyncio.current_task():
+                flight.task.cancel()
+        elif flight in self._waiting:
+            self._waiting.remove(flight)
+
+    # ── release ──────────────────────────────────────────────────────────────────────────────────
+
+    async def drain(self, grace: float) -> None:
+        """Finish what has begun, within the grace time; give back everything else, uncharged."""
+        deadline = self._monotonic() + grace
+        await self._release(self._take_all_waiting())
+        await self._finish(deadline)
+        late = [f for f in self._flights.values() if f.settlement is None]
+        for flight in late:
+            self._withdraw(flight)
+        await self._release(late)
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
+    def _take_all_waiting(self) -> list[Flight]:
+        flights = list(self._waiting)
+        self._waiting.clear()
+        return flights
+
+    async def _finish(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._monotonic())):
+                while tasks := [f.task for f in self._flights.values() if f.task is not None]:
+                    await asyncio.wait(tasks)
+                await self._settling.drained()
+        except TimeoutError:
+            self._telemetry.log.warning("drain.grace_over", lane=self.lane.name, in_flight=len(self._flights))
+
+    async def _release(self, flights: Sequence[Flight]) -> None:
+        if flights:
+            try:
+                await self.lane.store.release([f.claim for f in flights])
+            except DatabaseError as error:
+                # Their leases end by themselves, and a rescue costs them nothing.
+                self._telemetry.log.warning("release.failed", lane=self.lane.name, error=str(error))
+        for flight in flights:
+            self._forget(flight, None)
+
+
+def _attempted(lane: Lane[Any], flight: Flight, *, took_effect: bool) -> Attempted:
+    claim, settlement = flight.claim, flight.settlement
+    failure: Failure | None = getattr(settlement, "failure", None)
+    return Attempted(
+        lane=lane.name,
+        id=claim.id,
+        claim_seq=claim.fence,
+        attempt=claim.attempts + 1,
+        outcome=type(flight.outcome).__name__.lower(),
+        settlement=_SETTLEMENT_WORDS.get(type(settlement), "complete"),
+        settled=took_effect,
+        seconds=flight.seconds,
+        error_code=failure.code if failure else None,
+        error=failure.message if failure else None,
+        retry_in=round(settlement.delay, 3) if isinstance(settlement, RetryIn) else None,
+        charged=getattr(settlement, "charged", False),
+        fields=lane.describe(claim, settlement),
+    )
+
+
+_SETTLEMENT_WORDS: dict[type, str] = {RetryIn: "retry_in", Bury: "bury", Discard: "discard"}

@@ -1,0 +1,78 @@
+"""The polling worker: claims as slots come free, sleeps when nothing is due, wakes when told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from homing.engine.deliver import Deliverer
+from homing.errors import DatabaseError
+from homing.telemetry import Telemetry
+
+_SHORTEST_PAUSE = 0.02
+#: Wake-ups are hints and may be lost, so every worker looks at least this often.
+_LONGEST_PAUSE = 1.0
+
+
+class Worker:
+    """Feeds one `Deliverer` until it is told to stop."""
+
+    def __init__(self, deliverer: Deliverer, telemetry: Telemetry) -> None:
+        self._deliverer = deliverer
+        self._lane = deliverer.lane
+        self._telemetry = telemetry
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._pause = _SHORTEST_PAUSE
+
+    def wake(self) -> None:
+        """Something may be due: look now."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Claim nothing more; `run` returns soon after."""
+        self._stopping = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        while not self._stopping:
+            await self._deliverer.has_room()
+            self._woken.clear()
+            if self._stopping:
+                break
+            if await self._claim():
+                self._pause = _SHORTEST_PAUSE
+            else:
+                await self._rest()
+
+    async def drain(self) -> int:
+        """Deliver until nothing is due; how many were claimed."""
+        total = 0
+        while not self._stopping:
+            await self._deliverer.has_room()
+            claims = await self._deliverer.run_batch(self._deliverer.free)
+            total += len(claims)
+            if not claims:
+                break
+        return total
+
+    async def _claim(self) -> bool:
+        """Whether all that fitted was found, so that there may be more."""
+        free = self._deliverer.free
+        try:
+            claims: list[Any] = await self._deliverer.run_batch(free)
+        except DatabaseError as error:
+            self._telemetry.log.error("claim.failed", lane=self._lane.name, error=str(error))
+            return False
+        if claims:
+            self._pause = _SHORTEST_PAUSE
+        return len(claims) == free
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(self._pause):
+                await self._woken.wait()
+        except TimeoutError:
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        else:
+            self._pause = _SHORTEST_PAUSE

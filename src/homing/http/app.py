@@ -1,0 +1,101 @@
+"""The HTTP application: what the lanes offer, health, metrics and the page, under one error format."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from litestar import Litestar, Request, Response, get
+from litestar.config.response_cache import ResponseCacheConfig
+from litestar.datastructures import ResponseHeader
+from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import ScalarRenderPlugin
+from litestar.static_files import create_static_files_router
+from litestar.types import ControllerRouterHandler
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from homing import __version__
+from homing.errors import HomingError
+from homing.http.errors import ErrorHandler
+from homing.strict_json import decode, require_json
+from homing.telemetry import Telemetry
+
+#: A thousand mails with some attachments.
+LARGEST_BODY = 16 * 1024 * 1024
+
+_SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self' data:; frame-src 'self'; form-action 'self'; "
+        "frame-ancestors 'self'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class StrictRequest(Request[Any, Any, Any]):
+    """Litestar converts leniently; this decodes into the handler's type before Litestar can."""
+
+    async def json(self) -> Any:
+        require_json(self.headers.get("content-type"))
+        field = self.route_handler.parsed_data_field
+        return decode(await self.body(), field.annotation if field else Any)
+
+
+@get("/health/live", tags=["health"], summary="The process answers")
+async def live() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@get("/health/ready", tags=["health"], summary="The database answers and has its tables")
+async def ready(check_ready: Callable[[], Awaitable[None]]) -> Response[dict[str, str]]:
+    try:
+        await check_ready()
+    except HomingError as error:
+        return Response({"status": "unavailable", "reason": str(error)}, status_code=503)
+    return Response({"status": "ok"})
+
+
+@get("/metrics", tags=["health"], summary="Prometheus metrics", media_type="text/plain")
+async def metrics(telemetry: Telemetry, refresh_gauges: Callable[[], Awaitable[None]]) -> Response[bytes]:
+    await refresh_gauges()
+    return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def build_app(
+    routes: Sequence[ControllerRouterHandler],
+    dependencies: Mapping[str, Any],
+    telemetry: Telemetry,
+    *,
+    static: bool = True,
+) -> Litestar:
+    """The ASGI application. `dependencies` are the objects that handlers ask for by name."""
+    pages = [create_static_files_router("/static", [_package_folder("static")])] if static else []
+    return Litestar(
+        [live, ready, metrics, *routes, *pages],
+        dependencies={name: Provide(_always(value), use_cache=True) for name, value in dependencies.items()},
+        exception_handlers={Exception: ErrorHandler(telemetry)},
+        request_class=StrictRequest,
+        request_max_body_size=LARGEST_BODY,
+        response_cache_config=ResponseCacheConfig(),
+        response_headers=[ResponseHeader(name=k, value=v) for k, v in _SECURITY_HEADERS.items()],
+        openapi_config=OpenAPIConfig(
+            "Homing", __version__, path="/docs", render_plugins=[ScalarRenderPlugin(path="/")], use_handler_docstrings=True
+        ),
+        signature_types=[Callable, Awaitable, Telemetry],
+        logging_config=None,
+    )
+
+
+def _always(value: Any) -> Callable[[], Awaitable[Any]]:
+    async def provide() -> Any:
+        return value
+
+    return provide
+
+
+def _package_folder(name: str) -> str:
+    from importlib.resources import files
+
+    return str(files("homing.http").joinpath(name))

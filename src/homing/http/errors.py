@@ -1,0 +1,76 @@
+"""One error format everywhere: `{"error": {"code", "message", "details"}}`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from homing.errors import (
+    Conflict,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    RateLimited,
+    WrongMediaType,
+)
+from homing.telemetry import Telemetry
+
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (PayloadTooLarge, 413),
+    (WrongMediaType, 415),
+    (InvalidRequest, 400),
+    (NotFound, 404),
+    (NotAllowed, 409),
+    (Conflict, 409),
+    (RateLimited, 429),
+)
+_CODES = {
+    400: "INVALID_REQUEST", 401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 405: "INVALID_REQUEST",
+    409: "CONFLICT", 413: "PAYLOAD_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE", 429: "RATE_LIMITED",
+}  # fmt: skip
+#: `/internal/dispatch` knows four codes; everything that is wrong with a request is a 400 there.
+_DISPATCH_STATUS = {413: 400, 415: 400}
+_DISPATCH_CODES = {400: "DISPATCH_INVALID_REQUEST", 409: "DISPATCH_CONFLICT", 429: "DISPATCH_RATE_LIMITED"}
+_INTERNAL = "something went wrong here; the log has more"
+
+
+class ErrorHandler:
+    """Answers every exception that a route lets through."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._log = telemetry.log
+
+    def __call__(self, request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+        status, message = _judge(error)
+        if status >= 500:
+            self._log.error("http.failed", path=request.url.path, error=repr(error), exc_info=error)
+        code = _CODES.get(status, "INTERNAL_ERROR")
+        if request.url.path == "/internal/dispatch" and status != 405:
+            status = _DISPATCH_STATUS.get(status, status)
+            code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
+        body = {"error": {"code": code, "message": message, "details": _details(error)}}
+        return Response(body, status_code=status, headers=_headers(error))
+
+
+def _judge(error: Exception) -> tuple[int, str]:
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return status, str(error)
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return error.status_code, error.detail
+    return 500, _INTERNAL
+
+
+def _details(error: Exception) -> dict[str, Any]:
+    field = getattr(error, "field", None)
+    return {"field": field} if field else {}
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, RateLimited):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    return {str(k): str(v) for k, v in (getattr(error, "headers", None) or {}).items()}

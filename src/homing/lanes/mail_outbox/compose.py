@@ -1,0 +1,143 @@
+"""From a row to a mail that can be sent: addresses, template, attachments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import instant
+from homing.lanes.mail_outbox.mail import Mail, read_attachments, read_headers, read_object, read_verdicts
+from homing.senders.addresses import Address, InvalidAddress, parse_address, split_address_list
+from homing.senders.mail import MailMessage, SendErrorCode, Verdict
+from homing.senders.templates import TemplateProblem, Templates, text_from_html
+
+
+class Problem(Struct, frozen=True):
+    """Why a row can never become a mail."""
+
+    code: SendErrorCode
+    message: str
+
+
+class Content(Struct, frozen=True, gc=False):
+    subject: str
+    text: str | None
+    html: str | None
+
+
+class Envelope(Struct, frozen=True):
+    """Who gets the mail. An address that cannot be one is refused on its own, not with the others."""
+
+    to: tuple[str, ...]
+    cc: tuple[str, ...]
+    #: Bare addresses of everybody, each once.
+    everybody: tuple[str, ...]
+    #: What is already known about some of them, from earlier attempts or because they are malformed.
+    verdicts: Mapping[str, Verdict]
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        return tuple(a for a in self.everybody if a not in self.verdicts)
+
+
+def envelope_of(mail: Mail) -> Envelope | Problem:
+    try:
+        lists = [split_address_list(text or "") for text in (mail.to_address, mail.cc_address, mail.bcc_address)]
+    except InvalidAddress as error:
+        return Problem(SendErrorCode.INVALID_RECIPIENT, str(error))
+    refused: dict[str, Verdict] = {}
+    to, cc, bcc = ([a for text in texts if (a := _read(text, refused))] for texts in lists)
+    everybody = tuple(dict.fromkeys([*(a.address for a in (*to, *cc, *bcc)), *refused]))
+    if not everybody:
+        return Problem(SendErrorCode.INVALID_RECIPIENT, "there is no recipient")
+    ended = {address: v for address, v in _earlier(mail).items() if v.status != "deferred"}
+    return Envelope(_written(to), _written(cc), everybody, {**refused, **ended})
+
+
+def _read(text: str, refused: dict[str, Verdict]) -> Address | None:
+    try:
+        return parse_address(text)
+    except InvalidAddress as error:
+        refused[text] = Verdict("rejected", text=str(error))
+        return None
+
+
+def _written(addresses: Iterable[Address]) -> tuple[str, ...]:
+    return tuple(_quoted(a.name) + f" <{a.address}>" if a.name else a.address for a in addresses)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _earlier(mail: Mail) -> dict[str, Verdict]:
+    return read_verdicts(mail.recipients) if mail.recipients else {}
+
+
+def compose(
+    mail: Mail, envelope: Envelope, templates: Templates, default_sender: str, attachments: str | None
+) -> MailMessage | Problem:
+    """The mail for those recipients that are still open."""
+    content = _content(mail, templates)
+    if isinstance(content, Problem):
+        return content
+    try:
+        return _message(mail, envelope, content, mail.from_address or default_sender, attachments)
+    except InvalidAddress as error:
+        return Problem(SendErrorCode.VALIDATION_ERROR, f"the sender or reply-to cannot be used: {error}")
+    except msgspec.DecodeError as error:
+        return Problem(SendErrorCode.VALIDATION_ERROR, f"a JSON column of the row cannot be read: {error}")
+
+
+def _content(mail: Mail, templates: Templates) -> Content | Problem:
+    if mail.template is not None:
+        return _rendered(mail, mail.template, templates)
+    text = mail.text_body
+    if text is None and mail.html_body is not None:
+        text = text_from_html(mail.html_body)
+    return Content(mail.subject, text, mail.html_body)
+
+
+def _rendered(mail: Mail, template: str, templates: Templates) -> Content | Problem:
+    try:
+        variables: dict[str, Any] = read_object(mail.variables) if mail.variables else {}
+    except msgspec.DecodeError as error:
+        return Problem(SendErrorCode.VALIDATION_ERROR, f"variables cannot be read: {error}")
+    rendered = templates.render(template, variables, mail.locale)
+    if isinstance(rendered, TemplateProblem):
+        return Problem(rendered.code, rendered.message)
+    # A subject in the row goes before the template's.
+    return Content(mail.subject or rendered.subject, rendered.text, rendered.html)
+
+
+def _message(mail: Mail, envelope: Envelope, content: Content, sender: str, attachments: str | None) -> MailMessage:
+    return MailMessage(
+        message_id=f"<{mail.token}@{_domain(sender)}>",
+        date=_date(mail),
+        sender=sender,
+        recipients=envelope.open,
+        to=envelope.to,
+        cc=envelope.cc,
+        reply_to=tuple(split_address_list(mail.reply_to)) if mail.reply_to else (),
+        subject=content.subject,
+        text=content.text,
+        html=content.html,
+        headers=tuple(read_headers(mail.headers).items()) if mail.headers else (),
+        attachments=tuple(a.attachment() for a in read_attachments(attachments)) if attachments else (),
+        unsubscribe_url=mail.unsubscribe_url,
+        dedupe_key=mail.token,
+    )
+
+
+def _domain(sender: str) -> str:
+    return parse_address(sender).address.rpartition("@")[2]
+
+
+def _date(mail: Mail) -> datetime:
+    moment = instant(mail.last_attempt_at)
+    assert moment is not None, "a claimed row has a last attempt"
+    return moment

@@ -1,0 +1,95 @@
+"""A row of `mail_outbox`, as it is claimed and as it is ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Row
+from homing.senders.mail import Attachment, Verdict
+
+
+class Mail(Struct, frozen=True, gc=False):
+    """What a dispatcher needs of a row. JSON columns stay text until they are wanted."""
+
+    token: str
+    due_at: datetime | str
+    last_attempt_at: datetime | str
+    expired: bool | int | None
+    from_address: str | None
+    to_address: str
+    cc_address: str | None
+    bcc_address: str | None
+    reply_to: str | None
+    subject: str
+    text_body: str | None
+    html_body: str | None
+    template: str | None
+    variables: str | None
+    locale: str | None
+    headers: str | None
+    has_attachments: bool | int
+    unsubscribe_url: str | None
+    metadata: str | None
+    recipients: str | None
+
+
+def mail_of(row: Row) -> Mail:
+    return Mail(*[row[name] for name in Mail.__struct_fields__])
+
+
+class StoredAttachment(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """An attachment as the `attachments` column and the API have it; `content` is base64."""
+
+    filename: str
+    content: bytes
+    content_type: str = "application/octet-stream"
+    content_id: str | None = None
+
+    def attachment(self) -> Attachment:
+        return Attachment(self.filename, self.content, self.content_type, self.content_id)
+
+
+class NewMail(Struct, frozen=True, kw_only=True):
+    """An order, by column. `token` ties the row that is returned to the order that was given."""
+
+    token: str
+    to_address: str
+    from_address: str | None = None
+    cc_address: str | None = None
+    bcc_address: str | None = None
+    reply_to: str | None = None
+    subject: str = ""
+    text_body: str | None = None
+    html_body: str | None = None
+    template: str | None = None
+    variables: Mapping[str, Any] | None = None
+    locale: str | None = None
+    headers: Mapping[str, str] | None = None
+    attachments: tuple[StoredAttachment, ...] | None = None
+    unsubscribe_url: str | None = None
+    idempotency_key: str | None = None
+    #: Tells a repeated order from another one under the same key.
+    fingerprint: str | None = None
+    expires_at: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    send_at: str | None = None
+    urgent: bool = False
+
+
+class Report(Struct, frozen=True, gc=False):
+    """What a settlement writes beside the state."""
+
+    provider: str | None = None
+    provider_message_id: str | None = None
+    recipients: Mapping[str, Verdict] = {}
+
+
+read_attachments = msgspec.json.Decoder(tuple[StoredAttachment, ...]).decode
+read_headers = msgspec.json.Decoder(dict[str, str]).decode
+read_object = msgspec.json.Decoder(dict[str, Any]).decode
+read_verdicts = msgspec.json.Decoder(dict[str, Verdict]).decode

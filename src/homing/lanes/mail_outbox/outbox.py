@@ -1,0 +1,125 @@
+"""The rows of `mail_outbox`: the engine's store, and the verbs that people and programs use on it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Row, load_queries
+from homing.db.store import SqlStore
+from homing.engine.model import Claim, Settlement
+from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
+
+CHANNEL = "homing_mail_outbox"
+STATES = ("queued", "dispatching", "sent", "failed", "cancelled", "expired")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Ordered(Struct, frozen=True):
+    """What became of an order."""
+
+    verdict: Literal["created", "duplicate", "conflict"]
+    id: int
+    status: str
+
+
+class MailOutbox(SqlStore[Mail]):
+    def __init__(
+        self,
+        database: Database,
+        transition: Any,
+        *,
+        owner: str,
+        lease_seconds: float,
+        max_attempts: int,
+    ) -> None:
+        super().__init__(
+            database,
+            load_queries(__package__ or "", database.dialect),
+            item=mail_of,
+            transition=transition,
+            parameters={"owner": owner, "lease_seconds": lease_seconds, "max_attempts": max_attempts},
+        )
+
+    # ── put in ───────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue(self, mails: Sequence[NewMail]) -> list[Ordered]:
+        """Put mails in, one statement for all; a key that is known gives back the first mail."""
+        rows = await self.run("enqueue", batch=_encode(mails).decode())
+        created = {row["token"]: Ordered("created", row["id"], row["status"]) for row in rows}
+        repeated = await self._by_key(m for m in mails if m.token not in created)
+        if created:
+            self.database.announce(CHANNEL)
+        return [created.get(m.token) or _repetition(m, repeated) for m in mails]
+
+    async def _by_key(self, mails: Iterable[NewMail]) -> Mapping[str, Row]:
+        keys = [mail.idempotency_key for mail in mails]
+        if not keys:
+            return {}
+        rows = await self.run("by_idempotency_key", keys=_encode(keys).decode())
+        return {row["idempotency_key"]: row for row in rows}
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def preview(self, limit: int) -> Sequence[Row]:
+        """What a claim would take."""
+        return await self.run("preview", limit=limit)
+
+    async def get(self, id: int) -> Row | None:
+        rows = await self.run("get", id=id)
+        return rows[0] if rows else None
+
+    async def list(self, *, status: str | None = None, before: int | None = None, limit: int = 20) -> Sequence[Row]:
+        """Newest first; `before` is the id that the last page ended with."""
+        return await self.run("list", status=status, before=before, limit=limit)
+
+    async def attachments(self, id: int) -> str | None:
+        """Read apart from the claim, which would hold the files of hundreds of mails in memory."""
+        rows = await self.run("attachments", id=id)
+        return rows[0]["attachments"] if rows else None
+
+    async def counts(self) -> dict[str, int]:
+        found = {row["status"]: row["count"] for row in await self.run("counts")}
+        total = found.pop("total", 0)
+        counts = {state: found.get(state, 0) for state in STATES}
+        counts["sent"] = max(0, total - sum(counts.values()))
+        return counts
+
+    async def oldest_due(self) -> float:
+        """For how many seconds the first in the queue has been due."""
+        rows = await self.run("oldest_due")
+        return max(0.0, rows[0]["age"]) if rows else 0.0
+
+    # ── act ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def requeue(self, ids: Sequence[int]) -> list[int]:
+        """Make ended mails due again, with all attempts; the ids that were."""
+        requeued = [row["id"] for row in await self.run("requeue", ids=_encode(ids).decode())]
+        if requeued:
+            self.database.announce(CHANNEL)
+        return requeued
+
+    async def cancel(self, ids: Sequence[int]) -> list[int]:
+        """Take mails out of the queue that nobody has claimed; the ids that were."""
+        return [row["id"] for row in await self.run("cancel", ids=_encode(ids).decode())]
+
+    async def ids_by_status(self, status: str, limit: int) -> list[int]:
+        return [row["id"] for row in await self.run("ids_by_status", status=status, limit=limit)]
+
+
+def _repetition(mail: NewMail, repeated: Mapping[str, Row]) -> Ordered:
+    first = repeated[mail.idempotency_key or ""]
+    same = first["fingerprint"] is None or first["fingerprint"] == mail.fingerprint
+    return Ordered("duplicate" if same else "conflict", first["id"], first["status"])
+
+
+def new_token() -> str:
+    return secrets.token_hex(16)
+
+
+

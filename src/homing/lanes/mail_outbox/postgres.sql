@@ -1,0 +1,255 @@
+-- mail_outbox on PostgreSQL. Time is the database's everywhere. Statements that write several rows
+-- lock them in id order: two that meet in opposite orders would deadlock.
+
+-- name: claim
+-- The specification's statement. MATERIALIZED keeps the planner from choosing more than LIMIT rows.
+WITH candidates AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'queued'
+      AND next_attempt_at <= now()
+      AND retry_count < :max_attempts
+    ORDER BY next_attempt_at ASC, id ASC
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE mail_outbox AS o
+SET status = 'dispatching',
+    last_attempt_at = now(),
+    claim_seq = o.claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds)
+FROM candidates
+WHERE o.id = candidates.id
+RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals,
+    o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
+    o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
+    o.unsubscribe_url, o.metadata, o.token, o.recipients
+
+-- name: claim_lost
+-- Rows that lost their worker for the fourth time and more: taken over, to be charged by the policy.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'dispatching' AND lease_expires_at < now() AND rescue_count >= 3
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE mail_outbox AS o
+SET claim_seq = o.claim_seq + 1,
+    rescue_count = o.rescue_count + 1,
+    locked_by = :owner,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds)
+FROM lost
+WHERE o.id = lost.id
+RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals,
+    o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
+    o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
+    o.unsubscribe_url, o.metadata, o.token, o.recipients
+
+-- name: settle
+WITH mine AS MATERIALIZED (
+    SELECT b.*
+    FROM json_to_recordset(:batch::json) AS b(
+        id bigint, fence bigint, status text, charged integer, delay double precision, error text,
+        recipients jsonb, provider text, provider_message_id text)
+    JOIN mail_outbox AS o ON o.id = b.id
+    WHERE o.status = 'dispatching' AND o.claim_seq = b.fence
+    ORDER BY o.id
+    FOR UPDATE OF o
+)
+UPDATE mail_outbox AS o
+SET status = mine.status,
+    retry_count = o.retry_count + mine.charged,
+    defer_count = CASE WHEN mine.status = 'queued' AND mine.charged = 0 THEN o.defer_count + 1 ELSE 0 END,
+    next_attempt_at = CASE WHEN mine.status = 'queued' THEN now() + make_interval(secs => mine.delay)
+                           ELSE o.next_attempt_at END,
+    last_error = mine.error,
+    recipients = coalesce(mine.recipients, o.recipients),
+    provider = coalesce(mine.provider, o.provider),
+    provider_message_id = coalesce(mine.provider_message_id, o.provider_message_id),
+    sent_at = CASE WHEN mine.status = 'sent' THEN now() ELSE o.sent_at END,
+    locked_by = NULL,
+    lease_expires_at = NULL
+FROM mine
+WHERE o.id = mine.id
+RETURNING o.id
+
+-- name: renew
+WITH mine AS MATERIALIZED (
+    SELECT o.id
+    FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+    JOIN mail_outbox AS o ON o.id = b.id
+    WHERE o.status = 'dispatching' AND o.claim_seq = b.fence
+    ORDER BY o.id
+    FOR UPDATE OF o
+)
+UPDATE mail_outbox AS o
+SET lease_expires_at = now() + make_interval(secs => :lease_seconds)
+FROM mine
+WHERE o.id = mine.id
+RETURNING o.id
+
+-- name: release
+WITH mine AS MATERIALIZED (
+    SELECT o.id
+    FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+    JOIN mail_outbox AS o ON o.id = b.id
+    WHERE o.status = 'dispatching' AND o.claim_seq = b.fence
+    ORDER BY o.id
+    FOR UPDATE OF o
+)
+UPDATE mail_outbox AS o
+SET status = 'queued', locked_by = NULL, lease_expires_at = NULL
+FROM mine
+WHERE o.id = mine.id
+RETURNING o.id
+
+-- name: rescue
+-- Due now, so behind everything that was due before: a row that kills its workers must not stand first.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'dispatching' AND lease_expires_at < now() AND rescue_count < 3
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE mail_outbox AS o
+SET status = 'queued',
+    rescue_count = o.rescue_count + 1,
+    next_attempt_at = now(),
+    locked_by = NULL,
+    lease_expires_at = NULL
+FROM lost
+WHERE o.id = lost.id
+RETURNING o.id
+
+-- name: sweep
+-- Two kinds of rows end without an attempt: the expired, and those at a limit that was lowered since.
+WITH over AS MATERIALIZED (
+    (SELECT id, 'expired' AS status
+     FROM mail_outbox
+     WHERE status = 'queued' AND expires_at <= now()
+     ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED)
+    UNION ALL
+    (SELECT id, 'failed' AS status
+     FROM mail_outbox
+     WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
+     LIMIT :limit FOR UPDATE SKIP LOCKED)
+)
+UPDATE mail_outbox AS o
+SET status = over.status,
+    last_error = CASE WHEN over.status = 'expired' THEN 'expired before it could be sent'
+                      ELSE coalesce(o.last_error, 'no attempts left') END
+FROM over
+WHERE o.id = over.id
+RETURNING o.status
+
+-- name: preview
+SELECT id, retry_count, next_attempt_at, last_attempt_at
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= now() AND retry_count < :max_attempts
+ORDER BY next_attempt_at ASC, id ASC
+LIMIT :limit
+
+-- name: attachments
+SELECT attachments FROM mail_outbox WHERE id = :id
+
+-- name: enqueue
+-- Sorted by key: two batches with the same keys in opposite orders would deadlock.
+INSERT INTO mail_outbox (
+    from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body, template,
+    variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
+    metadata, token, next_attempt_at)
+SELECT
+    b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to, b.subject, b.text_body, b.html_body,
+    b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url, b.idempotency_key,
+    b.fingerprint, b.expires_at, b.metadata, b.token,
+    -- An urgent mail is due before it was ordered, and so goes first in the specified order.
+    CASE WHEN b.urgent THEN now() - interval '1 day'
+         ELSE coalesce(b.send_at, now()) END
+FROM json_to_recordset(:batch::json) AS b(
+    from_address text, to_address text, cc_address text, bcc_address text, reply_to text, subject text,
+    text_body text, html_body text, template text, variables jsonb, locale text, headers jsonb,
+    attachments jsonb, unsubscribe_url text, idempotency_key text, fingerprint text, expires_at timestamptz,
+    metadata jsonb, token text, send_at timestamptz, urgent boolean)
+ORDER BY b.idempotency_key
+ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+RETURNING id, token, status, created_at
+
+-- name: by_idempotency_key
+SELECT id, idempotency_key, fingerprint, status, created_at
+FROM mail_outbox
+WHERE idempotency_key IN (SELECT json_array_elements_text(:keys::json))
+
+-- name: get
+SELECT *, expires_at <= now() AS expired FROM mail_outbox WHERE id = :id
+
+-- name: list
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
+    idempotency_key, provider, created_at, sent_at
+FROM mail_outbox
+WHERE (:status::text IS NULL OR status = :status) AND (:before::bigint IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: requeue
+-- Whoever has the mail keeps that verdict: only the others get it. The old end is forgotten.
+WITH chosen AS MATERIALIZED (
+    SELECT o.id
+    FROM mail_outbox AS o
+    WHERE o.id IN (SELECT json_array_elements_text(:ids::json)::bigint)
+      AND o.status IN ('failed', 'cancelled', 'expired')
+    ORDER BY o.id
+    FOR UPDATE OF o
+)
+UPDATE mail_outbox AS o
+SET status = 'queued', retry_count = 0, rescue_count = 0, defer_count = 0,
+    next_attempt_at = now(),
+    expires_at = CASE WHEN o.expires_at <= now() THEN NULL ELSE o.expires_at END,
+    recipients = (SELECT jsonb_object_agg(key, value)
+                  FROM jsonb_each(o.recipients) WHERE value ->> 'status' = 'accepted')
+FROM chosen
+WHERE o.id = chosen.id
+RETURNING o.id
+
+-- name: cancel
+WITH chosen AS MATERIALIZED (
+    SELECT o.id
+    FROM mail_outbox AS o
+    WHERE o.id IN (SELECT json_array_elements_text(:ids::json)::bigint) AND o.status = 'queued'
+    ORDER BY o.id
+    FOR UPDATE OF o
+)
+UPDATE mail_outbox AS o
+SET status = 'cancelled'
+FROM chosen
+WHERE o.id = chosen.id
+RETURNING o.id
+
+-- name: ids_by_status
+SELECT id FROM mail_outbox WHERE status = :status ORDER BY id LIMIT :limit
+
+-- name: counts
+-- What waits and what ended badly is counted in small indexes. What was sent is the rest of the table,
+-- whose size is the statistics' estimate once counting it would take long.
+SELECT 'queued' AS status, count(*) AS count FROM mail_outbox WHERE status = 'queued'
+UNION ALL
+SELECT 'dispatching', count(*) FROM mail_outbox WHERE status = 'dispatching'
+UNION ALL
+SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
+UNION ALL
+SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint
+                     ELSE (SELECT count(*) FROM mail_outbox) END
+FROM pg_class AS c WHERE c.oid = 'mail_outbox'::regclass
+
+-- name: oldest_due
+SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= now()
+ORDER BY next_attempt_at ASC, id ASC
+LIMIT 1

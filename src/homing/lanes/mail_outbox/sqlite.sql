@@ -1,0 +1,224 @@
+-- mail_outbox on SQLite: the same queries by the same names. FOR UPDATE SKIP LOCKED is missing; every
+-- writing statement runs under BEGIN IMMEDIATE instead, so there is only one at a time. Times are ISO
+-- text, made by strftime, and JSON is read by json_extract: subsec and ->> need a newer SQLite than 3.35.
+
+-- name: claim
+WITH candidates AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'queued'
+      AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      AND retry_count < :max_attempts
+    ORDER BY next_attempt_at ASC, id ASC
+    LIMIT :limit
+)
+UPDATE mail_outbox
+SET status = 'dispatching',
+    last_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
+    claim_seq = claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+FROM candidates
+WHERE mail_outbox.id = candidates.id
+RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals,
+    next_attempt_at AS due_at, last_attempt_at,
+    expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
+    from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
+    html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
+    unsubscribe_url, metadata, token, recipients
+
+-- name: claim_lost
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'dispatching'
+      AND lease_expires_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      AND rescue_count >= 3
+    ORDER BY id
+    LIMIT :limit
+)
+UPDATE mail_outbox
+SET claim_seq = claim_seq + 1,
+    rescue_count = rescue_count + 1,
+    locked_by = :owner,
+    lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+FROM lost
+WHERE mail_outbox.id = lost.id
+RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals,
+    next_attempt_at AS due_at, last_attempt_at,
+    expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
+    from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
+    html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
+    unsubscribe_url, metadata, token, recipients
+
+-- name: settle
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence, json_extract(value, '$.status') AS status,
+        json_extract(value, '$.charged') AS charged, json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error,
+        json_extract(value, '$.recipients') AS recipients, json_extract(value, '$.provider') AS provider,
+        json_extract(value, '$.provider_message_id') AS provider_message_id
+    FROM json_each(:batch)
+)
+UPDATE mail_outbox
+SET status = batch.status,
+    retry_count = retry_count + batch.charged,
+    defer_count = CASE WHEN batch.status = 'queued' AND batch.charged = 0 THEN defer_count + 1 ELSE 0 END,
+    next_attempt_at = CASE WHEN batch.status = 'queued'
+        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay))
+        ELSE next_attempt_at END,
+    last_error = batch.error,
+    recipients = coalesce(batch.recipients, mail_outbox.recipients),
+    provider = coalesce(batch.provider, mail_outbox.provider),
+    provider_message_id = coalesce(batch.provider_message_id, mail_outbox.provider_message_id),
+    sent_at = CASE WHEN batch.status = 'sent' THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now') ELSE sent_at END,
+    locked_by = NULL,
+    lease_expires_at = NULL
+FROM batch
+WHERE mail_outbox.id = batch.id AND mail_outbox.status = 'dispatching' AND mail_outbox.claim_seq = batch.fence
+RETURNING id
+
+-- name: renew
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+UPDATE mail_outbox
+SET lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+FROM batch
+WHERE mail_outbox.id = batch.id AND mail_outbox.status = 'dispatching' AND mail_outbox.claim_seq = batch.fence
+RETURNING id
+
+-- name: release
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+UPDATE mail_outbox
+SET status = 'queued', locked_by = NULL, lease_expires_at = NULL
+FROM batch
+WHERE mail_outbox.id = batch.id AND mail_outbox.status = 'dispatching' AND mail_outbox.claim_seq = batch.fence
+RETURNING id
+
+-- name: rescue
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'dispatching'
+      AND lease_expires_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      AND rescue_count < 3
+    ORDER BY id
+    LIMIT :limit
+)
+UPDATE mail_outbox
+SET status = 'queued',
+    rescue_count = rescue_count + 1,
+    next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
+    locked_by = NULL,
+    lease_expires_at = NULL
+FROM lost
+WHERE mail_outbox.id = lost.id
+RETURNING id
+
+-- name: sweep
+WITH over AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT id, 'expired' AS status
+        FROM mail_outbox
+        WHERE status = 'queued' AND expires_at IS NOT NULL
+          AND expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+        LIMIT :limit)
+    UNION ALL
+    SELECT * FROM (
+        SELECT id, 'failed' AS status
+        FROM mail_outbox
+        WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
+        LIMIT :limit)
+)
+UPDATE mail_outbox
+SET status = over.status,
+    last_error = CASE WHEN over.status = 'expired' THEN 'expired before it could be sent'
+                      ELSE coalesce(last_error, 'no attempts left') END
+FROM over
+WHERE mail_outbox.id = over.id
+RETURNING status
+
+-- name: preview
+SELECT id, retry_count, next_attempt_at, last_attempt_at
+FROM mail_outbox
+WHERE status = 'queued'
+  AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+  AND retry_count < :max_attempts
+ORDER BY next_attempt_at ASC, id ASC
+LIMIT :limit
+
+-- name: attachments
+SELECT attachments FROM mail_outbox WHERE id = :id
+
+-- name: enqueue
+INSERT INTO mail_outbox (
+    from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body, template,
+    variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
+    metadata, token, next_attempt_at)
+SELECT
+    json_extract(value, '$.from_address'), json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
+    json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.text_body'), json_extract(value, '$.html_body'),
+    json_extract(value, '$.template'), json_extract(value, '$.variables'), json_extract(value, '$.locale'),
+    json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
+    json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.idempotency_key'), json_extract(value, '$.fingerprint'),
+    json_extract(value, '$.expires_at'), json_extract(value, '$.metadata'), json_extract(value, '$.token'),
+    CASE WHEN json_extract(value, '$.urgent')
+         THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
+         ELSE coalesce(json_extract(value, '$.send_at'), strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) END
+FROM json_each(:batch)
+WHERE true
+ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+RETURNING id, token, status, created_at
+
+-- name: by_idempotency_key
+SELECT id, idempotency_key, fingerprint, status, created_at
+FROM mail_outbox
+WHERE idempotency_key IN (SELECT value FROM json_each(:keys))
+
+-- name: get
+SELECT *, expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired FROM mail_outbox WHERE id = :id
+
+-- name: list
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
+    idempotency_key, provider, created_at, sent_at
+FROM mail_outbox
+WHERE (:status IS NULL OR status = :status) AND (:before IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: requeue
+UPDATE mail_outbox
+SET status = 'queued', retry_count = 0, rescue_count = 0, defer_count = 0,
+    next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
+    expires_at = CASE WHEN expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN NULL ELSE expires_at END,
+    recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
+                  FROM json_each(mail_outbox.recipients) WHERE json_extract(value, '$.status') = 'accepted')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('failed', 'cancelled', 'expired')
+RETURNING id
+
+-- name: cancel
+UPDATE mail_outbox
+SET status = 'cancelled'
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
+RETURNING id
+
+-- name: ids_by_status
+SELECT id FROM mail_outbox WHERE status = :status ORDER BY id LIMIT :limit
+
+-- name: counts
+SELECT 'queued' AS status, count(*) AS count FROM mail_outbox WHERE status = 'queued'
+UNION ALL
+SELECT 'dispatching', count(*) FROM mail_outbox WHERE status = 'dispatching'
+UNION ALL
+SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
+UNION ALL
+SELECT 'total', count(*) FROM mail_outbox
+
+-- name: oldest_due
+SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+ORDER BY next_attempt_at ASC, id ASC
+LIMIT 1

@@ -1,0 +1,73 @@
+"""Several senders in order of preference: the next one is asked when a relay as a whole is out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homing.senders.mail import MailMessage, MailSender, SendError, SendErrorCode, SendResult
+
+_RELAY_IS_OUT = frozenset(
+    {SendErrorCode.NETWORK_ERROR, SendErrorCode.UNAUTHORIZED, SendErrorCode.RATE_LIMITED}
+)
+
+
+class FailoverSender:
+    """Tries the senders that are available, in order. `provider` of the result names the one used.
+
+    A mail goes on to the next sender only if nobody can have got it from this one: a result that is
+    unknown, or that accepted a recipient, stays as it is. A refusal is an answer, and no reason to
+    ask elsewhere.
+    """
+
+    def __init__(self, senders: Sequence[MailSender]) -> None:
+        if not senders:
+            raise ValueError("failover needs at least one sender")
+        self._senders = tuple(senders)
+
+    @property
+    def name(self) -> str:
+        return "failover"
+
+    async def send(self, message: MailMessage) -> SendResult:
+        best: SendResult | None = None
+        for sender in self._senders:
+            if not await sender.available():
+                continue
+            result = await sender.send(message)
+            if not _may_go_elsewhere(result):
+                return result
+            best = _more_telling(best, result)
+        return best if best is not None else self._nobody()
+
+    def _nobody(self) -> SendResult:
+        return SendResult(
+            status="retryable",
+            provider=self.name,
+            error=SendError(SendErrorCode.NETWORK_ERROR, "no sender is available at the moment"),
+            attempted=False,
+        )
+
+    async def available(self) -> bool:
+        for sender in self._senders:
+            if await sender.available():
+                return True
+        return False
+
+    async def close(self) -> None:
+        for sender in self._senders:
+            await sender.close()
+
+
+def _may_go_elsewhere(result: SendResult) -> bool:
+    return (
+        result.status == "retryable"
+        and not result.unknown
+        and result.error is not None
+        and result.error.code in _RELAY_IS_OUT
+        and all(verdict.status != "accepted" for verdict in result.verdicts.values())
+    )
+
+
+def _more_telling(earlier: SendResult | None, later: SendResult) -> SendResult:
+    """A mail that one relay tried counts as tried, also when the next had its breaker open."""
+    return earlier if earlier is not None and earlier.attempted and not later.attempted else later

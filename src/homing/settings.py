@@ -1,0 +1,214 @@
+"""Every setting, in one frozen object. No other module reads the environment.
+
+A setting `mail_url` is `HOMING_MAIL_URL` in the environment and `mail_url` in `homing.toml`; the names
+that a specification gives (`DISPATCH_*`) are kept as they are. A flag goes before the environment, the
+environment before the file, the file before the default. `NAME_FILE` names a file that holds the value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from homing.errors import SettingsError
+
+_OURS = "HOMING_"
+#: Left to the test suite.
+_NOT_OURS = "HOMING_TEST_"
+#: Where `homing.toml` is looked for when no other place is named.
+CONFIG_FILE = "homing.toml"
+CONFIG_VARIABLE = "HOMING_CONFIG"
+
+
+def _comma_list(value: str) -> str:
+    return ",".join(part.strip() for part in value.split(",") if part.strip())
+
+
+class Settings(BaseModel):
+    """Each field's description is its comment in `config.default.toml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    database_url: str = Field(
+        "sqlite:///homing.db", description="Where the tables are: sqlite:///file.db or postgresql://user@host/name."
+    )
+    jobs_database_url: str | None = Field(None, description="Another database for dispatch jobs; may be mongodb://…")
+    notify_database_url: str | None = Field(None, description="The SQLite file that another program writes to.")
+
+    mail_url: Annotated[str, AfterValidator(_comma_list)] = Field(
+        "catch://",
+        description="The way out for mails: catch:// (kept to look at, not sent), memory://, smtp://user:password@host"
+        " (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…; several, by commas, for failover.",
+        json_schema_extra={"secret": True},
+    )
+    mail_from: str = Field("homing@localhost", description="The sender of mails that name none.")
+    mail_connections: int = Field(20, ge=1, le=1000, description="Connections per relay and process.")
+    mail_batch: int = Field(500, ge=1, le=10000, description="Mails that one process holds claimed at once.")
+    template_dir: str = Field("templates", description="The folder of mail templates.")
+    default_locale: str = Field("en", description="The locale of mails that name none, and the last to fall back to.")
+
+    dispatch_max_attempts: int = Field(5, ge=1, le=1000, description="Attempts per mail before it is failed.")
+    dispatch_backoff_base_seconds: int = Field(
+        30, ge=1, le=86400, description="Wait base·2^n seconds after the n-th failed attempt."
+    )
+    dispatch_backoff_max_seconds: int = Field(3600, ge=1, le=2592000, description="The longest wait, before jitter.")
+    dispatch_backoff_jitter: float = Field(0.2, ge=0.0, le=1.0, description="Spread waits by up to this share.")
+    dispatch_lease_seconds: float = Field(
+        120.0, ge=1.0, le=3600.0, description="A mail whose worker died is due again after this time."
+    )
+    dispatch_rate_limit_per_minute: int = Field(
+        0, ge=0, le=1000000, description="Calls of POST /internal/dispatch per minute; 0 is no limit."
+    )
+
+    broker_url: str = Field("memory://", description="memory://, amqp://… or sqs://…", json_schema_extra={"secret": True})
+    email_broker_url: str | None = Field(
+        None, description="Another broker for the EmailLog lane.", json_schema_extra={"secret": True}
+    )
+    jobs_broker_url: str | None = Field(
+        None, description="Another broker for dispatch jobs.", json_schema_extra={"secret": True}
+    )
+    jobs_backoff_base_seconds: float = Field(30.0, gt=0, le=86400, description="First wait of a dispatch job's retry.")
+    jobs_backoff_max_seconds: float = Field(3600.0, gt=0, le=2592000, description="Its longest wait.")
+
+    host: str = Field("127.0.0.1", description="The address that the API listens on.")
+    port: int = Field(8080, ge=0, le=65535, description="Its port; 0 takes a free one.")
+    base_url: str | None = Field(None, description="How this API is reached from outside; for links in mails.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Workers without an API serve /metrics here, each process one port higher; 0: off."
+    )
+    encryption_key: str | None = Field(
+        None, description="base64, 32 bytes; several, newest first, by commas.", json_schema_extra={"secret": True}
+    )
+    egress_allow: str = Field("", description="Private networks (CIDRs, by commas) that webhooks may reach.")
+    allow_http: bool = Field(False, description="Whether webhooks may go to plain http.")
+
+    grace_seconds: float = Field(
+        30.0, ge=0.0, le=3600.0, description="How long a stop waits for attempts that have begun."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="json, console, or auto: console on a terminal."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
+
+
+def environment_name(field: str) -> str:
+    return field.upper() if field.startswith("dispatch_") else _OURS + field.upper()
+
+
+FIELDS: Mapping[str, str] = {environment_name(field): field for field in Settings.model_fields}
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None, *, environ: Mapping[str, str], config: Path | None = None
+) -> Settings:
+    """The settings in force; raises `SettingsError` with a sentence per mistake."""
+    named = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
+    layers = {
+        "flag": {name: value for name, value in (flags or {}).items() if value is not None},
+        "environment": _from_environment(environ),
+        "file": _from_file(named),
+    }
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, layer in layers.items():
+        for field, value in layer.items():
+            values.setdefault(field, value)
+            origins.setdefault(field, origin)
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_complaint(e, origins) for e in error.errors())) from None
+    _check_together(settings)
+    return settings
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    _refuse_unknown(environ)
+    found: dict[str, Any] = {}
+    for name, field in FIELDS.items():
+        if environ.get(name):
+            found[field] = environ[name]
+        elif environ.get(name + "_FILE"):
+            found[field] = _read_secret(name, Path(environ[name + "_FILE"]))
+    return found
+
+
+def _refuse_unknown(environ: Iterable[str]) -> None:
+    known = {*FIELDS, *(name + "_FILE" for name in FIELDS), CONFIG_VARIABLE}
+    for name in environ:
+        if name.startswith(_OURS) and not name.startswith(_NOT_OURS) and name not in known:
+            raise SettingsError(f"there is no setting {name}{_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else "; config.default.toml lists them all"
+
+
+def _read_secret(name: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(f"{name}_FILE names {path}, which cannot be read: {error.strerror}") from None
+
+
+def _from_file(named: Path | None) -> dict[str, Any]:
+    path = named or Path(CONFIG_FILE)
+    if not path.is_file():
+        if named is not None:
+            raise SettingsError(f"there is no configuration file {named}")
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+    for key in values:
+        if key not in Settings.model_fields:
+            raise SettingsError(f"{path}: there is no setting {key}{_nearest(key, Settings.model_fields)}")
+    return values
+
+
+def _complaint(error: ErrorDetails, origins: Mapping[str, str]) -> str:
+    field = str(error["loc"][0])
+    extra = Settings.model_fields[field].json_schema_extra
+    secret = isinstance(extra, dict) and bool(extra.get("secret"))
+    value = "***" if secret else repr(error["input"])
+    return f"{environment_name(field)}={value} ({origins.get(field, 'default')}): {error['msg']}{_range(field)}"
+
+
+def _range(field: str) -> str:
+    bounds = {type(m).__name__: m for m in Settings.model_fields[field].metadata}
+    low = getattr(bounds.get("Ge"), "ge", getattr(bounds.get("Gt"), "gt", None))
+    high = getattr(bounds.get("Le"), "le", None)
+    return f"; allowed is {low} to {high}" if low is not None else ""
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.dispatch_backoff_base_seconds > settings.dispatch_backoff_max_seconds:
+        raise SettingsError(
+            f"DISPATCH_BACKOFF_BASE_SECONDS={settings.dispatch_backoff_base_seconds} is more than "
+            f"DISPATCH_BACKOFF_MAX_SECONDS={settings.dispatch_backoff_max_seconds}; lower the one or raise the other"
+        )
+
+
+def default_config() -> str:
+    """The text of `config.default.toml`."""
+    lines = ["# Every setting of Homing, with its default. Copy what you change into homing.toml.", ""]
+    for name, field in FIELDS.items():
+        info = Settings.model_fields[field]
+        lines += [f"# {info.description}{_range(field)}", f"# {name}", _toml_line(field, info.default), ""]
+    return "\n".join(lines)
+
+
+def _toml_line(field: str, default: Any) -> str:
+    if default is None:
+        return f'# {field} = ""'
+    if isinstance(default, bool):
+        return f"{field} = {str(default).lower()}"
+    return f'{field} = "{default}"' if isinstance(default, str) else f"{field} = {default}"

@@ -1,0 +1,165 @@
+"""What Homing says about itself: log lines and metrics, from one catalogue of events.
+
+Every attempt is one line, `delivery.attempted`, with every field a person needs to follow a message
+through the log. Addresses, subjects and bodies are in no event. `docs/telemetry.md` lists them all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, BinaryIO, Literal, TextIO
+
+import msgspec
+import structlog
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+LogFormat = Literal["auto", "json", "console"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
+
+
+class Attempted(Struct, frozen=True):
+    """One attempt, from claim to settlement."""
+
+    lane: str
+    id: int
+    claim_seq: int
+    #: Which attempt this was, the charged ones before it counted.
+    attempt: int
+    #: delivered, retry, reject, skip
+    outcome: str
+    #: complete, retry_in, bury, discard
+    settlement: str
+    #: False when the row had been taken over: nothing was written.
+    settled: bool
+    seconds: float
+    error_code: str | None
+    error: str | None
+    retry_in: float | None
+    charged: bool
+    fields: Mapping[str, Any]
+
+
+class Telemetry:
+    """Where the engine and the lanes report to."""
+
+    def __init__(self, logger: Any = None, registry: CollectorRegistry | None = None) -> None:
+        self.log = logger if logger is not None else structlog.get_logger()
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._define_metrics(self.registry)
+        # A labels() call looks its child up under a lock; the hot path keeps the few it needs.
+        self._attempts_of = lru_cache(maxsize=1024)(self._attempts.labels)
+        self._seconds_of = lru_cache(maxsize=64)(self._attempt_seconds.labels)
+
+    def _define_metrics(self, registry: CollectorRegistry) -> None:
+        self._attempts = Counter(
+            "homing_attempts_total", "Attempts by outcome.", ["lane", "outcome", "error_code"], registry=registry
+        )
+        self._attempt_seconds = Histogram(
+            "homing_attempt_duration_seconds", "From the start of an attempt to its outcome.", ["lane"],
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._claim_seconds = Histogram(
+            "homing_claim_duration_seconds", "One claim statement.", ["lane"],
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._claimed = Counter("homing_claimed_total", "Rows claimed.", ["lane"], registry=registry)
+        self._lease_losses = Counter(
+            "homing_lease_losses_total", "Claims that another worker took over.", ["lane"], registry=registry
+        )
+        self._rescues = Counter(
+            "homing_rescues_total", "Rows taken back from workers that died.", ["lane"], registry=registry
+        )
+        self._swept = Counter(
+            "homing_swept_total", "Rows ended without an attempt.", ["lane", "state"], registry=registry
+        )
+        self._enqueued = Counter("homing_enqueued_total", "Rows put in by us.", ["lane"], registry=registry)
+        self.in_flight = Gauge("homing_in_flight", "Claims held by this process.", ["lane"], registry=registry)
+        self.backlog = Gauge("homing_messages", "Rows by state.", ["lane", "state"], registry=registry)
+        self.oldest_due = Gauge(
+            "homing_oldest_due_age_seconds", "How long the oldest due row has waited.", ["lane"], registry=registry
+        )
+
+    def attempted(self, event: Attempted) -> None:
+        self._attempts_of(event.lane, event.outcome, event.error_code or "").inc()
+        self._seconds_of(event.lane).observe(event.seconds)
+        if not event.settled:
+            self._lease_losses.labels(event.lane).inc()
+        write = self.log.info if event.outcome == "delivered" and event.settled else self.log.warning
+        write(
+            "delivery.attempted", lane=event.lane, id=event.id, claim_seq=event.claim_seq,
+            attempt=event.attempt, outcome=event.outcome, settlement=event.settlement,
+            settled=event.settled, charged=event.charged, duration_ms=round(event.seconds * 1000, 2),
+            error_code=event.error_code, error=event.error, retry_in=event.retry_in, **event.fields,
+        )  # fmt: skip
+
+    def claimed(self, lane: str, count: int, seconds: float) -> None:
+        self._claim_seconds.labels(lane).observe(seconds)
+        self._claimed.labels(lane).inc(count)
+
+    def lease_lost(self, lane: str, id: int, claim_seq: int) -> None:
+        self._lease_losses.labels(lane).inc()
+        self.log.warning("lease.lost", lane=lane, id=id, claim_seq=claim_seq)
+
+    def rescued(self, lane: str, requeued: int, charged: int) -> None:
+        self._rescues.labels(lane).inc(requeued + charged)
+        self.log.warning("lease.rescued", lane=lane, requeued=requeued, charged=charged)
+
+    def swept(self, lane: str, ended: Mapping[str, int]) -> None:
+        for state, count in ended.items():
+            self._swept.labels(lane, state).inc(count)
+        self.log.info("lane.swept", lane=lane, **ended)
+
+    def enqueued(self, lane: str, count: int) -> None:
+        self._enqueued.labels(lane).inc(count)
+
+
+class _LineWriter:
+    """Writes one finished line at a time; the last processor made bytes of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._write, self._flush = stream.write, stream.flush
+
+    def msg(self, line: bytes) -> None:
+        self._write(line + b"\n")
+        self._flush()
+
+    log = debug = info = warning = error = critical = msg
+
+
+def _stamp(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    event["time"] = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return event
+
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> bytes:
+    return _encoder.encode({"time": event.pop("time"), "level": event.pop("level"), **event})
+
+
+def _add_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    event["level"] = method
+    return event
+
+
+def make_logger(log_format: LogFormat, level: int, stream: TextIO | None = None) -> Any:
+    """A structlog logger: lines for people on a terminal, JSON lines elsewhere."""
+    out = stream if stream is not None else sys.stderr
+    console = log_format == "console" or (log_format == "auto" and out.isatty())
+    if console:
+        renderer: Any = structlog.dev.ConsoleRenderer(colors=out.isatty(), timestamp_key="time")
+        sink: Any = structlog.PrintLogger(out)
+    else:
+        renderer, sink = _to_json, _LineWriter(out.buffer)
+    return structlog.wrap_logger(
+        sink,
+        processors=[_add_level, _stamp, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    ).bind()

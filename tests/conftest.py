@@ -1,0 +1,158 @@
+"""What all tests share: databases of their own, on real servers that one run starts and ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+from hypothesis import settings
+from tests.components.obtain import Missing
+from tests.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
+from tests.components.processes import hold, make_home, wait_until
+from tests.components.smtp import SmtpSink, find_smtp_sink
+
+Component = TypeVar("Component")
+
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
+RUN_DIRECTORY = pytest.StashKey[Path]()
+
+# A busy machine is no bug, so no example has a deadline. In CI the same examples run every time.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if IN_CI else "dev")
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Tests run on the loop that the product runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+# --- one run, its servers ----------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder through which the processes of one run share servers, and hold them."""
+    given = getattr(config, "workerinput", {}).get("run_directory")
+    directory = Path(given) if given else make_home("homing-run-", None)
+    config.stash[RUN_DIRECTORY] = directory
+    holders = hold(directory / "holders")
+    config.add_cleanup(lambda: _leave(directory, holders.close, is_worker=given is not None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the run's folder is."""
+    node.workerinput["run_directory"] = str(node.config.stash[RUN_DIRECTORY])
+
+
+def _leave(directory: Path, let_go: Callable[[], None], *, is_worker: bool) -> None:
+    let_go()
+    if is_worker:
+        return
+    homes = [Path(home.read_text()) for home in directory.glob("*.home")]
+    wait_until(lambda: not any(home.exists() for home in homes), "stopping the servers of the run")
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def require(component: Component | Missing) -> Component:
+    """Skip the test without the component, with a line that says so; in CI that is a failure."""
+    if not isinstance(component, Missing):
+        return component
+    if IN_CI:
+        pytest.fail(str(component), pytrace=False)
+    pytest.skip(str(component))
+
+
+@pytest.fixture(scope="session")
+def postgres_server(pytestconfig: pytest.Config) -> Postgres:
+    """The server that all tests of the run share. It forgets in a crash; do not restart it."""
+    return require(shared_postgres(pytestconfig.stash[RUN_DIRECTORY]))
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[PostgresServer]:
+    """A durable server for one test, which may stop, crash and restart it."""
+    with require(start_postgres()) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Postgres) -> Iterator[str]:
+    """An empty database, gone after the test even if somebody is still connected."""
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'homing.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The test runs twice, on an empty database of each kind."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture(scope="session")
+def postfix_sink() -> Iterator[SmtpSink]:
+    """Postfix's `smtp-sink`, which accepts every mail and keeps none."""
+    with SmtpSink(require(find_smtp_sink())) as sink:
+        yield sink
+
+
+# --- which tests run ---------------------------------------------------------------------------
+
+SERVER_FIXTURES = frozenset({"postgres_server", "private_postgres", "postfix_sink"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-servers", action="store_true", help="leave out the tests that need a server started"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--without-servers"):
+        return
+    left_out = [item for item in items if needs_server(item)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def needs_server(item: pytest.Item) -> bool:
+    """By its fixtures, or by a parameter that names PostgreSQL."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return "postgres" in parameters or not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    return not_skipped_in_ci(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    return not_skipped_in_ci(report)
+
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def not_skipped_in_ci(report: Report) -> Report:
+    """A test that was expected to fail has run; any other skip would prove nothing, unseen."""
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"CI=true allows no skips: {reason}"
+    return report
