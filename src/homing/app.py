@@ -167,14 +167,18 @@ def mail_policy(settings: Settings) -> Policy:
 
 
 def make_telemetry(settings: Settings) -> Telemetry:
-    return Telemetry(make_logger(settings.log_format, logging.getLevelNamesMapping()[settings.log_level.upper()]))
+    return Telemetry(
+        make_logger(settings.log_format, logging.getLevelNamesMapping()[settings.log_level.upper()])
+    )
 
 
 def warnings_for(settings: Settings) -> Sequence[str]:
     """What works, but is probably not meant."""
     found = []
     if "catch://" in settings.mail_url and settings.database_url.startswith("postgres"):
-        found.append("HOMING_MAIL_URL is catch://: mails are kept to look at and not sent; set smtp://… to send them")
+        found.append(
+            "HOMING_MAIL_URL is catch://: mails are kept to look at and not sent; set smtp://… to send them"
+        )
     if "memory://" in settings.mail_url:
         found.append("HOMING_MAIL_URL is memory://: mails are forgotten when the process ends")
     return found

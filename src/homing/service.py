@@ -57,11 +57,11 @@ async def drain_once(homing: Homing, stop: Stop) -> int:
     drained = asyncio.create_task(worker.drain())
     asked = asyncio.create_task(stop.asked.wait())
     await asyncio.wait({drained, asked}, return_when=asyncio.FIRST_COMPLETED)
-    worker.stop()
     asked.cancel()
-    count = await drained
-    await _drain(homing, stop)
-    return count
+    if not drained.done():
+        worker.stop()
+        await _drain(homing, stop)
+    return await drained
 
 
 async def _drain(homing: Homing, stop: Stop) -> None:
@@ -109,7 +109,11 @@ async def _serving(homing: Homing, *, api: bool) -> AsyncIterator[str]:
 async def serving(application: Litestar, host: str, port: int) -> AsyncIterator[str]:
     listener = listen(host, port)
     config = uvicorn.Config(
-        application, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_SLACK
+        application,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_SHUTDOWN_SLACK,
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -154,8 +158,8 @@ def require_loopback(host: str) -> None:
         loopback = False
     if not loopback:
         raise SettingsError(
-            f"HOMING_HOST={host} is not a loopback address: this version has no access keys, so it serves only "
-            "127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
+            f"HOMING_HOST={host} is not a loopback address: this version has no access keys, so it serves "
+            "only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
         )
 
 

@@ -36,29 +36,41 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(
-        "sqlite:///homing.db", description="Where the tables are: sqlite:///file.db or postgresql://user@host/name."
+        "sqlite:///homing.db",
+        description="Where the tables are: sqlite:///file.db or postgresql://user@host/name.",
     )
-    jobs_database_url: str | None = Field(None, description="Another database for dispatch jobs; may be mongodb://…")
-    notify_database_url: str | None = Field(None, description="The SQLite file that another program writes to.")
+    jobs_database_url: str | None = Field(
+        None, description="Another database for dispatch jobs; may be mongodb://…"
+    )
+    notify_database_url: str | None = Field(
+        None, description="The SQLite file that another program writes to."
+    )
 
     mail_url: Annotated[str, AfterValidator(_comma_list)] = Field(
         "catch://",
-        description="The way out for mails: catch:// (kept to look at, not sent), memory://, smtp://user:password@host"
-        " (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…; several, by commas, for failover.",
+        description="The way out for mails: catch:// (kept to look at, not sent), memory://, "
+        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…; "
+        "several, by commas, for failover.",
         json_schema_extra={"secret": True},
     )
     mail_from: str = Field("homing@localhost", description="The sender of mails that name none.")
     mail_connections: int = Field(20, ge=1, le=1000, description="Connections per relay and process.")
     mail_batch: int = Field(500, ge=1, le=10000, description="Mails that one process holds claimed at once.")
     template_dir: str = Field("templates", description="The folder of mail templates.")
-    default_locale: str = Field("en", description="The locale of mails that name none, and the last to fall back to.")
+    default_locale: str = Field(
+        "en", description="The locale of mails that name none, and the last to fall back to."
+    )
 
     dispatch_max_attempts: int = Field(5, ge=1, le=1000, description="Attempts per mail before it is failed.")
     dispatch_backoff_base_seconds: int = Field(
         30, ge=1, le=86400, description="Wait base·2^n seconds after the n-th failed attempt."
     )
-    dispatch_backoff_max_seconds: int = Field(3600, ge=1, le=2592000, description="The longest wait, before jitter.")
-    dispatch_backoff_jitter: float = Field(0.2, ge=0.0, le=1.0, description="Spread waits by up to this share.")
+    dispatch_backoff_max_seconds: int = Field(
+        3600, ge=1, le=2592000, description="The longest wait, before jitter."
+    )
+    dispatch_backoff_jitter: float = Field(
+        0.2, ge=0.0, le=1.0, description="Spread waits by up to this share."
+    )
     dispatch_lease_seconds: float = Field(
         120.0, ge=1.0, le=3600.0, description="A mail whose worker died is due again after this time."
     )
@@ -66,24 +78,35 @@ class Settings(BaseModel):
         0, ge=0, le=1000000, description="Calls of POST /internal/dispatch per minute; 0 is no limit."
     )
 
-    broker_url: str = Field("memory://", description="memory://, amqp://… or sqs://…", json_schema_extra={"secret": True})
+    broker_url: str = Field(
+        "memory://", description="memory://, amqp://… or sqs://…", json_schema_extra={"secret": True}
+    )
     email_broker_url: str | None = Field(
         None, description="Another broker for the EmailLog lane.", json_schema_extra={"secret": True}
     )
     jobs_broker_url: str | None = Field(
         None, description="Another broker for dispatch jobs.", json_schema_extra={"secret": True}
     )
-    jobs_backoff_base_seconds: float = Field(30.0, gt=0, le=86400, description="First wait of a dispatch job's retry.")
+    jobs_backoff_base_seconds: float = Field(
+        30.0, gt=0, le=86400, description="First wait of a dispatch job's retry."
+    )
     jobs_backoff_max_seconds: float = Field(3600.0, gt=0, le=2592000, description="Its longest wait.")
 
     host: str = Field("127.0.0.1", description="The address that the API listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Its port; 0 takes a free one.")
-    base_url: str | None = Field(None, description="How this API is reached from outside; for links in mails.")
+    base_url: str | None = Field(
+        None, description="How this API is reached from outside; for links in mails."
+    )
     metrics_port: int = Field(
-        0, ge=0, le=65535, description="Workers without an API serve /metrics here, each process one port higher; 0: off."
+        0,
+        ge=0,
+        le=65535,
+        description="Workers without an API serve /metrics here, each process one port higher; 0: off.",
     )
     encryption_key: str | None = Field(
-        None, description="base64, 32 bytes; several, newest first, by commas.", json_schema_extra={"secret": True}
+        None,
+        description="base64, 32 bytes; several, newest first, by commas.",
+        json_schema_extra={"secret": True},
     )
     egress_allow: str = Field("", description="Private networks (CIDRs, by commas) that webhooks may reach.")
     allow_http: bool = Field(False, description="Whether webhooks may go to plain http.")
@@ -179,7 +202,9 @@ def _complaint(error: ErrorDetails, origins: Mapping[str, str]) -> str:
     extra = Settings.model_fields[field].json_schema_extra
     secret = isinstance(extra, dict) and bool(extra.get("secret"))
     value = "***" if secret else repr(error["input"])
-    return f"{environment_name(field)}={value} ({origins.get(field, 'default')}): {error['msg']}{_range(field)}"
+    return (
+        f"{environment_name(field)}={value} ({origins.get(field, 'default')}): {error['msg']}{_range(field)}"
+    )
 
 
 def _range(field: str) -> str:
@@ -193,7 +218,7 @@ def _check_together(settings: Settings) -> None:
     if settings.dispatch_backoff_base_seconds > settings.dispatch_backoff_max_seconds:
         raise SettingsError(
             f"DISPATCH_BACKOFF_BASE_SECONDS={settings.dispatch_backoff_base_seconds} is more than "
-            f"DISPATCH_BACKOFF_MAX_SECONDS={settings.dispatch_backoff_max_seconds}; lower the one or raise the other"
+            f"DISPATCH_BACKOFF_MAX_SECONDS={settings.dispatch_backoff_max_seconds}; lower it or raise that"
         )
 
 

@@ -1,4 +1,4 @@
-"""JSON from outside is read strictly: `"5"` is no 5, an unknown field is a mistake, and the error names it."""
+"""JSON from outside is read strictly: `"5"` is no 5, an unknown field is a mistake, and errors name it."""
 
 from __future__ import annotations
 

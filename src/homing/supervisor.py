@@ -41,7 +41,9 @@ class _Child:
                 self.exit_code = code
 
     def _plan_restart(self, code: int, now: float) -> None:
-        self._pause = 0.5 if now - self._started > _HEALTHY_AFTER else min(self._pause * 2, _LONGEST_RESTART_PAUSE)
+        self._pause = (
+            0.5 if now - self._started > _HEALTHY_AFTER else min(self._pause * 2, _LONGEST_RESTART_PAUSE)
+        )
         self._start_at = now + self._pause
         sys.stderr.write(f"homing: a worker ended with {code}; a new one starts in {self._pause:g} s\n")
 
@@ -74,7 +76,9 @@ class _Supervisor:
         return child.process is None and (self._stopping or child.exit_code is not None)
 
 
-def supervise(command: Sequence[str], processes: int, settings: Settings, overrides: Mapping[str, str]) -> int:
+def supervise(
+    command: Sequence[str], processes: int, settings: Settings, overrides: Mapping[str, str]
+) -> int:
     """Run `processes` workers until a signal comes or all have ended; the exit code of the worst."""
     children = []
     for number in range(processes):

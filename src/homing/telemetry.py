@@ -57,7 +57,10 @@ class Telemetry:
 
     def _define_metrics(self, registry: CollectorRegistry) -> None:
         self._attempts = Counter(
-            "homing_attempts_total", "Attempts by outcome.", ["lane", "outcome", "error_code"], registry=registry
+            "homing_attempts_total",
+            "Attempts by outcome.",
+            ["lane", "outcome", "error_code"],
+            registry=registry,
         )
         self._attempt_seconds = Histogram(
             "homing_attempt_duration_seconds", "From the start of an attempt to its outcome.", ["lane"],
@@ -78,10 +81,15 @@ class Telemetry:
             "homing_swept_total", "Rows ended without an attempt.", ["lane", "state"], registry=registry
         )
         self._enqueued = Counter("homing_enqueued_total", "Rows put in by us.", ["lane"], registry=registry)
-        self.in_flight = Gauge("homing_in_flight", "Claims held by this process.", ["lane"], registry=registry)
+        self.in_flight = Gauge(
+            "homing_in_flight", "Claims held by this process.", ["lane"], registry=registry
+        )
         self.backlog = Gauge("homing_messages", "Rows by state.", ["lane", "state"], registry=registry)
         self.oldest_due = Gauge(
-            "homing_oldest_due_age_seconds", "How long the oldest due row has waited.", ["lane"], registry=registry
+            "homing_oldest_due_age_seconds",
+            "How long the oldest due row has waited.",
+            ["lane"],
+            registry=registry,
         )
 
     def attempted(self, event: Attempted) -> None:
@@ -140,7 +148,9 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> bytes:
-    return _encoder.encode({"time": event.pop("time"), "level": event.pop("level"), **event})
+    return _encoder.encode(
+        {"time": event.pop("time"), "level": event.pop("level"), "event": event.pop("event"), **event}
+    )
 
 
 def _add_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -54,7 +54,7 @@ async def _status(settings: Settings) -> tuple[dict[str, int], float]:
 def list_mails(
     status: Annotated[str | None, typer.Option("--status", "-s", help="queued, sent, failed, …")] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000)] = 20,
-    before: Annotated[str | None, typer.Option("--before", help="Go on after this mail of the last page.")] = None,
+    before: Annotated[str | None, typer.Option("--before", help="Go on after this mail.")] = None,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -68,13 +68,15 @@ def list_mails(
     table = Table("mail", "state", "retries", "to", "subject", "next attempt", "last error")
     for row in rows:
         table.add_row(
-            row["id"], row["status"], str(row["retryCount"]), row["to"], row["subject"] or row["template"] or "",
-            row["nextAttemptAt"], row["lastError"] or "",
+            row["id"], row["status"], str(row["retryCount"]), row["to"],
+            row["subject"] or row["template"] or "", row["nextAttemptAt"], row["lastError"] or "",
         )  # fmt: skip
     _out.print(table if rows else "no mails")
 
 
-async def _list(settings: Settings, status: str | None, limit: int, before: str | None) -> list[dict[str, Any]]:
+async def _list(
+    settings: Settings, status: str | None, limit: int, before: str | None
+) -> list[dict[str, Any]]:
     from homing.app import opened
     from homing.lanes.mail_outbox.api import listed, row_number
     from homing.lanes.mail_outbox.outbox import STATES
@@ -83,7 +85,7 @@ async def _list(settings: Settings, status: str | None, limit: int, before: str 
         raise InvalidRequest(f"there is no state {status!r}; there is {', '.join(STATES)}")
     async with opened(settings) as homing:
         cursor = row_number(before) if before else None
-        return [listed(row) for row in await homing.outbox.list(status=status, before=cursor, limit=limit)]
+        return [listed(row) for row in await homing.outbox.page(status=status, before=cursor, limit=limit)]
 
 
 def show(id: MailId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
@@ -112,7 +114,9 @@ async def _show(settings: Settings, id: str) -> dict[str, Any]:
 
 def requeue(
     ids: MailIds = None,
-    all_: Annotated[str | None, typer.Option("--all", metavar="STATE", help="All mails that are failed, …")] = None,
+    all_: Annotated[
+        str | None, typer.Option("--all", metavar="STATE", help="All mails that are failed, …")
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -142,17 +146,30 @@ _FROM_STATES = {"requeue": ("failed", "cancelled", "expired"), "cancel": ("queue
 
 
 def _act(
-    verb: str, settings: Settings, ids: list[str] | None, state: str | None, *, dry_run: bool, yes: bool, json: bool
+    verb: str,
+    settings: Settings,
+    ids: list[str] | None,
+    state: str | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
 ) -> None:
     if bool(ids) == bool(state):
-        raise InvalidRequest(f"name the mails to {verb}, or --all with one of {', '.join(_FROM_STATES[verb])}")
+        raise InvalidRequest(
+            f"name the mails to {verb}, or --all with one of {', '.join(_FROM_STATES[verb])}"
+        )
     if state and state not in _FROM_STATES[verb]:
-        raise InvalidRequest(f"mails that are {state} cannot be used with {verb}: only {', '.join(_FROM_STATES[verb])}")
+        raise InvalidRequest(
+            f"mails that are {state} cannot be used with {verb}: only {', '.join(_FROM_STATES[verb])}"
+        )
     done = run_async(_act_on(verb, settings, ids or [], state, dry_run=dry_run, yes=yes))
     if json:
         print_json({"dryRun": dry_run, verb: done})
     else:
-        _out.print(f"{verb}: {done:,} {'mail' if done == 1 else 'mails'}{' would be changed' if dry_run else ''}")
+        _out.print(
+            f"{verb}: {done:,} {'mail' if done == 1 else 'mails'}{' would be changed' if dry_run else ''}"
+        )
 
 
 async def _act_on(
@@ -163,7 +180,7 @@ async def _act_on(
 
     async with opened(settings) as homing:
         if state is None:
-            return await _act_on_ids(verb, homing.outbox, [row_number(id) for id in ids], dry_run=dry_run)
+            return await _act_on_ids(verb, homing.outbox, [row_number(one) for one in ids], dry_run=dry_run)
         total = (await homing.outbox.counts())[state]
         if dry_run or not total:
             return total
@@ -180,7 +197,7 @@ async def _act_on_ids(verb: str, outbox: Any, numbers: list[int], *, dry_run: bo
     if wrong:
         number, state = wrong[0]
         raise NotAllowed(
-            f"outbox_{number} is {state}; {verb} takes only {', '.join(_FROM_STATES[verb])}; nothing was changed"
+            f"outbox_{number} is {state}; {verb} takes {', '.join(_FROM_STATES[verb])}; nothing was changed"
         )
     return len(numbers) if dry_run else len(await getattr(outbox, verb)(numbers))
 

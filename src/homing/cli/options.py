@@ -18,15 +18,21 @@ Result = TypeVar("Result")
 
 DatabaseUrl = Annotated[
     str | None,
-    typer.Option("--database-url", metavar="URL", envvar="HOMING_DATABASE_URL", help="sqlite:///… or postgresql://…"),
+    typer.Option(
+        "--database-url", metavar="URL", envvar="HOMING_DATABASE_URL", help="sqlite:///… or postgresql://…"
+    ),
 ]
 MailUrl = Annotated[
-    str | None, typer.Option("--mail-url", metavar="URL", envvar="HOMING_MAIL_URL", help="The way out for mails.")
+    str | None,
+    typer.Option("--mail-url", metavar="URL", envvar="HOMING_MAIL_URL", help="The way out for mails."),
 ]
 Host = Annotated[str | None, typer.Option("--host", envvar="HOMING_HOST", help="Address to listen on.")]
-Port = Annotated[int | None, typer.Option("--port", "-p", envvar="HOMING_PORT", help="Port to listen on; 0: a free one.")]
+Port = Annotated[
+    int | None, typer.Option("--port", "-p", envvar="HOMING_PORT", help="Port to listen on; 0: a free one.")
+]
 Config = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="HOMING_CONFIG", help="Settings file in place of homing.toml.")
+    Path | None,
+    typer.Option("--config", "-c", envvar="HOMING_CONFIG", help="Settings file in place of homing.toml."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

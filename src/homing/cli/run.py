@@ -9,13 +9,25 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from homing.cli.options import Config, DatabaseUrl, Host, Json, MailUrl, Port, print_json, run_async, settings_from
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Host,
+    Json,
+    MailUrl,
+    Port,
+    print_json,
+    run_async,
+    settings_from,
+)
 from homing.errors import SettingsError
 from homing.settings import Settings
 
 _out = Console(stderr=True, highlight=False, soft_wrap=True)
 
-Lanes = Annotated[list[str] | None, typer.Argument(metavar="[LANE]…", help="mail_outbox; all when none is named.")]
+Lanes = Annotated[
+    list[str] | None, typer.Argument(metavar="[LANE]…", help="mail_outbox; all when none is named.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,7 +51,11 @@ def up(
 
 
 def serve(
-    database_url: DatabaseUrl = None, mail_url: MailUrl = None, host: Host = None, port: Port = None, config: Config = None
+    database_url: DatabaseUrl = None,
+    mail_url: MailUrl = None,
+    host: Host = None,
+    port: Port = None,
+    config: Config = None,
 ) -> None:
     """The API and the page. Claims nothing by itself; sends what a call of /internal/dispatch claimed."""
     settings = settings_from(config, database_url=database_url, mail_url=mail_url, host=host, port=port)
@@ -60,7 +76,9 @@ def work(
     if processes > 1:
         from homing.supervisor import supervise
 
-        sys.exit(supervise(_child_command(lanes, config, once=once), processes, settings, _overrides(settings)))
+        sys.exit(
+            supervise(_child_command(lanes, config, once=once), processes, settings, _overrides(settings))
+        )
     if once:
         count = run_async(_work_once(settings))
         _out.print(f"delivered what was due: {count} claimed")
@@ -69,7 +87,9 @@ def work(
 
 
 def migrate(
-    check: Annotated[bool, typer.Option("--check", help="Only tell; exit 1 when something is missing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only tell; exit 1 when something is missing.")
+    ] = False,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -89,7 +109,9 @@ def demo(
     host: Host = None,
     port: Port = None,
     rate: Annotated[float, typer.Option("--rate", min=0.1, max=1000, help="Sample mails per second.")] = 5.0,
-    seconds: Annotated[float, typer.Option("--seconds", min=0, help="End after this time; 0: when stopped.")] = 0.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="End after this time; 0: when stopped.")
+    ] = 0.0,
 ) -> None:
     """Try it out: sample mails, a relay that fails on purpose, a page that shows what happens."""
     from homing.demo import run_demo
@@ -115,7 +137,9 @@ async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> 
             _out.print(f"[yellow]warning:[/] {warning}")
         stop = Stop()
         stop.install()
-        await run(homing, stop, api=api, work=work, ready=lambda address: _tell_ready(address, settings, api=api))
+        await run(
+            homing, stop, api=api, work=work, ready=lambda address: _tell_ready(address, settings, api=api)
+        )
 
 
 def _tell_ready(address: str, settings: Settings, *, api: bool) -> None:
@@ -127,7 +151,9 @@ def _tell_ready(address: str, settings: Settings, *, api: bool) -> None:
     else:
         _out.print("[bold]Homing[/] is working on mail_outbox.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
-    _out.print(f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C", style="dim")
+    _out.print(
+        f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C", style="dim"
+    )
 
 
 async def _work_once(settings: Settings) -> int:
@@ -172,5 +198,5 @@ def _child_command(lanes: list[str] | None, config: Path | None, *, once: bool) 
 
 
 def _overrides(settings: Settings) -> dict[str, str]:
-    """What flags set for the parent must hold for its children; by environment, so that `ps` shows no secret."""
+    """What flags set for the parent holds for its children, by environment: `ps` must show no secret."""
     return {"HOMING_DATABASE_URL": settings.database_url, "HOMING_MAIL_URL": settings.mail_url}

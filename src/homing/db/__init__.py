@@ -10,7 +10,18 @@ from homing.db.queries import Dialect, Queries, Query, load_queries
 from homing.db.sqlite import SqliteDatabase
 from homing.errors import SettingsError
 
-__all__ = ["Database", "Dialect", "Queries", "Query", "Row", "connect", "instant", "iso", "load_queries", "redact"]
+__all__ = [
+    "Database",
+    "Dialect",
+    "Queries",
+    "Query",
+    "Row",
+    "connect",
+    "instant",
+    "iso",
+    "load_queries",
+    "redact",
+]
 
 _HOW = "use sqlite:///path/to/file.db or postgresql://user:password@host:5432/name"
 
@@ -37,5 +48,7 @@ def _sqlite(url: str) -> SqliteDatabase:
     except ValueError:
         raise SettingsError(f"busy_timeout in {url!r} is no number of seconds") from None
     if options:
-        raise SettingsError(f"{url!r} has an unknown option {next(iter(options))!r}; only busy_timeout is known")
+        raise SettingsError(
+            f"{url!r} has an unknown option {next(iter(options))!r}; only busy_timeout is known"
+        )
     return SqliteDatabase(path, busy_timeout=wait)

@@ -53,7 +53,9 @@ def _of_package(package: str, dialect: Dialect) -> list[Migration]:
     found = []
     for file in folder.iterdir():
         version, _, name = file.name.removesuffix(".sql").partition("_")
-        found.append(Migration(package.rsplit(".", 1)[-1], int(version), name, file.read_text(encoding="utf-8")))
+        found.append(
+            Migration(package.rsplit(".", 1)[-1], int(version), name, file.read_text(encoding="utf-8"))
+        )
     return sorted(found)
 
 
@@ -63,10 +65,14 @@ async def check(database: Database, migrations: Sequence[Migration]) -> Pending:
     for migration in migrations:
         recorded = applied.pop((migration.component, migration.version), migration.checksum)
         if recorded != migration.checksum:
-            raise SchemaError(f"migration {migration} was changed after it had been applied; restore the file")
+            raise SchemaError(
+                f"migration {migration} was changed after it had been applied; restore the file"
+            )
     known = {m.component for m in migrations}
     if newer := sorted(key for key in applied if key[0] in known):
-        raise SchemaError(f"a newer Homing has migrated this database ({newer[-1][0]} {newer[-1][1]:04d}); upgrade")
+        raise SchemaError(
+            f"a newer Homing has migrated this database ({newer[-1][0]} {newer[-1][1]:04d}); upgrade"
+        )
     done = await _applied(database)
     return Pending(tuple(m for m in migrations if (m.component, m.version) not in done))
 
@@ -91,7 +97,7 @@ async def _apply(database: Database, migration: Migration) -> bool:
 def _script(dialect: Dialect, migration: Migration) -> str:
     """The record goes in first: a second process waits for it, and then fails on it before any DDL."""
     record = (
-        "INSERT INTO homing_migration (component, version, name, checksum) VALUES "
+        "INSERT INTO homing_migration (component, version, name, checksum) VALUES "  # noqa: S608 - ours
         f"('{migration.component}', {migration.version}, '{migration.name}', '{migration.checksum}');\n"
     )
     patience = "SET LOCAL lock_timeout = '60s';\n" if dialect == "postgres" else ""

@@ -97,7 +97,9 @@ class PostgresDatabase:
     async def _send_notify(self, channel: str) -> None:
         # It is a hint: without it the pollers find the row within a second.
         with suppress(DatabaseError):
-            await self.fetch(Query("notify", "SELECT pg_notify($1, '')", ("channel",), True), {"channel": channel})
+            await self.fetch(
+                Query("notify", "SELECT pg_notify($1, '')", ("channel",), True), {"channel": channel}
+            )
 
     async def _listen_for_ever(self) -> None:
         while True:
@@ -188,7 +190,7 @@ def _translate(error: Exception, url: str) -> DatabaseError | None:
     if isinstance(error, asyncpg.PostgresError):
         return _translate_state(error, url)
     if isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError | asyncpg.InternalClientError):
-        return Unreachable(f"cannot reach PostgreSQL at {redact(url)}: {error or type(error).__name__}")
+        return Unreachable(f"cannot reach PostgreSQL at {redact(url)}: {str(error) or type(error).__name__}")
     return None
 
 

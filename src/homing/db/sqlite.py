@@ -65,7 +65,9 @@ class _Connection:
 
     def __init__(self, path: str, busy_timeout: float, *, writes: bool) -> None:
         self._path, self._busy_timeout, self._writes = path, busy_timeout, writes
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer" if writes else "sqlite-reader")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="sqlite-writer" if writes else "sqlite-reader"
+        )
         self._connection: sqlite3.Connection | None = None
 
     async def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
@@ -88,7 +90,9 @@ class _Connection:
 
 def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection:
     if not Path(path).parent.is_dir():
-        raise Unreachable(f"there is no folder {Path(path).parent} to keep {path} in; make it, or set another path")
+        raise Unreachable(
+            f"there is no folder {Path(path).parent} to keep {path} in; make it, or set another path"
+        )
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     # A database that is new gets WAL once; asking again is free, and a reader may be the first to come.
@@ -146,8 +150,16 @@ def _check_durability(connection: sqlite3.Connection) -> list[tuple[str, bool, s
     intact = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     return [
         ("SQLite version", sqlite3.sqlite_version_info >= _OLDEST, sqlite3.sqlite_version),
-        ("SQLite journal_mode", mode == "wal", f"{mode} (wal is needed; does the disk allow shared memory files?)"),
-        ("SQLite synchronous", synchronous >= 2, "full" if synchronous >= 2 else "a power cut can lose mails"),
+        (
+            "SQLite journal_mode",
+            mode == "wal",
+            f"{mode} (wal is needed; does the disk allow shared memory files?)",
+        ),
+        (
+            "SQLite synchronous",
+            synchronous >= 2,
+            "full" if synchronous >= 2 else "a power cut can lose mails",
+        ),
         ("SQLite integrity", intact == "ok", intact),
     ]
 

@@ -86,5 +86,6 @@ class SqlStore(Generic[Item]):
         # RETURNING promises no order.
         ordered = sorted(rows, key=lambda row: (row["due_at"], row["id"]))
         return [
-            Claim(row["id"], row["fence"], row["attempts"], self._item(row), row["deferrals"]) for row in ordered
+            Claim(row["id"], row["fence"], row["attempts"], self._item(row), row["deferrals"])
+            for row in ordered
         ]

@@ -51,7 +51,9 @@ class Batched(Generic[Entry, Answer]):
     When a batch fails, each of its entries is tried alone, so that a bad one fails alone.
     """
 
-    def __init__(self, call: Callable[[Sequence[Entry]], Awaitable[Sequence[Answer]]], limit: int = 500) -> None:
+    def __init__(
+        self, call: Callable[[Sequence[Entry]], Awaitable[Sequence[Answer]]], limit: int = 500
+    ) -> None:
         self._call = call
         self._calls: Coalescer[tuple[Entry, asyncio.Future[Answer]]] = Coalescer(self._flush, limit)
 
@@ -70,7 +72,9 @@ class Batched(Generic[Entry, Answer]):
                 if not future.done():
                     future.set_result(answer)
 
-    async def _answer_alone(self, calls: Sequence[tuple[Entry, asyncio.Future[Answer]]], error: Exception) -> None:
+    async def _answer_alone(
+        self, calls: Sequence[tuple[Entry, asyncio.Future[Answer]]], error: Exception
+    ) -> None:
         if len(calls) > 1:
             for call in calls:
                 await self._flush([call])

@@ -17,7 +17,18 @@ from typing import Any
 
 from homing.engine.coalesce import Coalescer
 from homing.engine.lane import Lane
-from homing.engine.model import Bury, Claim, Discard, Failure, Monotonic, Outcome, Rand, Retry, RetryIn, Settlement
+from homing.engine.model import (
+    Bury,
+    Claim,
+    Discard,
+    Failure,
+    Monotonic,
+    Outcome,
+    Rand,
+    Retry,
+    RetryIn,
+    Settlement,
+)
 from homing.engine.policy import decide
 from homing.errors import DatabaseError
 from homing.telemetry import Attempted, Telemetry
@@ -66,6 +77,7 @@ class Deliverer:
         self._flights: dict[int, Flight] = {}
         self._waiting: deque[Flight] = deque()
         self._running = 0
+        self._closing = False
         self._settling: Coalescer[Flight] = Coalescer(self._flush)
         self._room = asyncio.Event()
         self._room.set()
@@ -126,10 +138,10 @@ class Deliverer:
             self._start_waiting()
 
     async def _attempt(self, claim: Claim[Any]) -> Outcome:
-        """An exception in an attempt is a bug of ours: it is charged, so that it cannot go on for ever."""
+        """What happened. An exception is a bug of ours, and costs an attempt: it cannot go on for ever."""
         try:
             return await self.lane.attempt(claim)
-        except Exception as bug:  # noqa: BLE001 - the one place that stands between a bug and the loop
+        except Exception as bug:
             self._telemetry.log.exception("delivery.crashed", lane=self.lane.name, id=claim.id)
             return Retry(Failure("internal_error", type(bug).__name__))
 
@@ -151,7 +163,9 @@ class Deliverer:
             try:
                 return await self.lane.store.settle(batch)
             except DatabaseError as error:
-                self._telemetry.log.warning("settle.delayed", lane=self.lane.name, rows=len(batch), error=str(error))
+                self._telemetry.log.warning(
+                    "settle.delayed", lane=self.lane.name, rows=len(batch), error=str(error)
+                )
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_SETTLE_PAUSE)
 
@@ -169,14 +183,18 @@ class Deliverer:
     def _note_room(self) -> None:
         self._in_flight.set(len(self._flights))
         # Small claims cost as much as large ones: a worker waits until a fifth of its slots are free.
-        if self.free >= max(1, self._slots // 5):
+        if self._closing or self.free >= max(1, self._slots // 5):
             self._room.set()
         else:
             self._room.clear()
 
     async def has_room(self) -> None:
-        """Wait until it is worth claiming again."""
+        """Wait until it is worth claiming again, or until nothing is to be claimed any more."""
         await self._room.wait()
+
+    def claim_no_more(self) -> None:
+        self._closing = True
+        self._note_room()
 
     async def settled(self, claims: Iterable[Claim[Any]]) -> dict[int, Settlement | None]:
         """Wait for claims of ours to end; None for one whose lease was lost or given back."""
@@ -185,6 +203,11 @@ class Deliverer:
             if flight.watcher is None:
                 flight.watcher = asyncio.get_running_loop().create_future()
         return {f.claim.id: await f.watcher for f in flights if f.watcher is not None}
+
+    async def finished(self) -> None:
+        """Wait until everything that was taken on has ended."""
+        while self._flights:
+            await self.settled([flight.claim for flight in self._flights.values()])
 
     # ── renew ────────────────────────────────────────────────────────────────────────────────────
 

@@ -46,7 +46,9 @@ class Maintenance:
         """A row that keeps losing its workers may be what kills them, so now it costs an attempt."""
         claims = await self._lane.store.claim_lost(_BATCH)
         outcome = Retry(Failure("worker_died", "the worker died during the attempt, again"))
-        await self._lane.store.settle([(c, decide(self._lane.policy, c, outcome, self._rand)) for c in claims])
+        await self._lane.store.settle(
+            [(c, decide(self._lane.policy, c, outcome, self._rand)) for c in claims]
+        )
         return len(claims)
 
     async def sweep(self) -> None:

@@ -33,28 +33,30 @@ class Worker:
         """Claim nothing more; `run` returns soon after."""
         self._stopping = True
         self._woken.set()
+        self._deliverer.claim_no_more()
 
     async def run(self) -> None:
-        while not self._stopping:
-            await self._deliverer.has_room()
-            self._woken.clear()
-            if self._stopping:
-                break
-            if await self._claim():
+        while await self._may_claim():
+            if self._woken.is_set():
+                self._woken.clear()
                 self._pause = _SHORTEST_PAUSE
-            else:
+            if not await self._claim():
                 await self._rest()
 
     async def drain(self) -> int:
         """Deliver until nothing is due; how many were claimed."""
         total = 0
-        while not self._stopping:
-            await self._deliverer.has_room()
+        while await self._may_claim():
             claims = await self._deliverer.run_batch(self._deliverer.free)
             total += len(claims)
             if not claims:
+                await self._deliverer.finished()
                 break
         return total
+
+    async def _may_claim(self) -> bool:
+        await self._deliverer.has_room()
+        return not self._stopping
 
     async def _claim(self) -> bool:
         """Whether all that fitted was found, so that there may be more."""
@@ -62,7 +64,7 @@ class Worker:
         try:
             claims: list[Any] = await self._deliverer.run_batch(free)
         except DatabaseError as error:
-            self._telemetry.log.error("claim.failed", lane=self._lane.name, error=str(error))
+            self._telemetry.log.warning("claim.failed", lane=self._lane.name, error=str(error))
             return False
         if claims:
             self._pause = _SHORTEST_PAUSE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from litestar import Litestar, Request, Response, get
@@ -81,7 +82,11 @@ def build_app(
         response_cache_config=ResponseCacheConfig(),
         response_headers=[ResponseHeader(name=k, value=v) for k, v in _SECURITY_HEADERS.items()],
         openapi_config=OpenAPIConfig(
-            "Homing", __version__, path="/docs", render_plugins=[ScalarRenderPlugin(path="/")], use_handler_docstrings=True
+            "Homing",
+            __version__,
+            path="/docs",
+            render_plugins=[ScalarRenderPlugin(path="/")],
+            use_handler_docstrings=True,
         ),
         signature_types=[Callable, Awaitable, Telemetry],
         logging_config=None,
@@ -96,6 +101,4 @@ def _always(value: Any) -> Callable[[], Awaitable[Any]]:
 
 
 def _package_folder(name: str) -> str:
-    from importlib.resources import files
-
     return str(files("homing.http").joinpath(name))

@@ -17,7 +17,9 @@ from homing.errors import NotFound
 from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.senders.caught_mail import Shelf
 
-_pages = Environment(loader=PackageLoader("homing.http"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_pages = Environment(
+    loader=PackageLoader("homing.http"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
 #: A caught mail is somebody's html: it may show itself and nothing more.
 _MAIL_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
@@ -32,7 +34,7 @@ class Dashboard(Controller):
             provider=provider,
             counts=await outbox.counts(),
             oldest=await outbox.oldest_due(),
-            mails=[{**row, "created": iso(row["created_at"])} for row in await outbox.list(limit=20)],
+            mails=[{**row, "created": iso(row["created_at"])} for row in await outbox.page(limit=20)],
             caught=[_listed(row) for row in await shelf.list(30)],
         )
 
@@ -55,7 +57,9 @@ class Dashboard(Controller):
         _row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return Response(
-            _part(message, "html") or "", media_type=MediaType.HTML, headers={"Content-Security-Policy": _MAIL_POLICY}
+            _part(message, "html") or "",
+            media_type=MediaType.HTML,
+            headers={"Content-Security-Policy": _MAIL_POLICY},
         )
 
 

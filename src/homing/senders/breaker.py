@@ -30,13 +30,11 @@ class Breaker:
         threshold: int = 5,
         cooldown: float = 1.0,
         longest: float = 60.0,
-        on_open: Callable[[], None] | None = None,
     ) -> None:
         self._monotonic = monotonic
         self._threshold = threshold
         self._first_cooldown = cooldown
         self._longest = longest
-        self._on_open = on_open
         self._cooldown = cooldown
         self._failures = 0
         self._open_until: float | None = None
@@ -70,8 +68,6 @@ class Breaker:
     def _open(self) -> None:
         self._open_until = self._monotonic() + self._cooldown
         self._cooldown = min(self._cooldown * 2, self._longest)
-        if self._on_open is not None:
-            self._on_open()
 
     async def available(self, probe: Callable[[], Awaitable[bool]]) -> bool:
         """True when closed. When the cool-down is over, one caller probes; the others are told no."""

@@ -31,4 +31,6 @@ def _open_one(url: str, database: Database, connections: int) -> MailSender:
         case "smtp" | "smtps":
             return SmtpSender(Relay.from_url(url), connections=connections)
         case scheme:
-            raise SettingsError(f"HOMING_MAIL_URL has no sender for {scheme or 'nothing'}://; known are {KNOWN}")
+            raise SettingsError(
+                f"HOMING_MAIL_URL has no sender for {scheme or 'nothing'}://; known are {KNOWN}"
+            )

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 
 from homing.engine.model import Monotonic
 from homing.senders.addresses import InvalidAddress, envelope_address, needs_smtputf8, parse_address
@@ -122,7 +123,7 @@ def _recipients(addresses: tuple[str, ...]) -> tuple[list[Recipient], dict[str, 
     """Who can be written to, and what is wrong with the others; one bad address stops nobody else."""
     good: list[Recipient] = []
     refused: dict[str, Verdict] = {}
-    for address in addresses:
+    for address in dict.fromkeys(addresses):
         try:
             path = envelope_address(address).encode()
         except InvalidAddress as error:
@@ -146,6 +147,8 @@ class _Pool:
         self._monotonic = monotonic
         self._waiting: deque[Transaction] = deque()
         self._connections: set[Connection] = set()
+        #: Those, and the ones that are still being closed.
+        self._sockets: set[Connection] = set()
         self._resting: list[Connection] = []
         self._openings: set[asyncio.Task[None]] = set()
         self._crowded_until = 0.0
@@ -197,13 +200,17 @@ class _Pool:
             self._timer.cancel()
 
     async def _wait_until_empty(self) -> None:
-        if self._connections:
+        await self._sockets_closed()
+        for connection in list(self._connections):
+            connection.end(End.ABANDONED)
+        await self._sockets_closed()
+
+    async def _sockets_closed(self) -> None:
+        """Wait for the last socket, though not for long."""
+        if self._sockets:
             self._empty.clear()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), self._limits.quit)
-            except TimeoutError:
-                for connection in list(self._connections):
-                    connection.end(End.ABANDONED)
 
     # For connections
 
@@ -217,6 +224,8 @@ class _Pool:
     def give_back(self, transaction: Transaction) -> None:
         transaction.connection = None
         transaction.reset()
+        if transaction.future.done():
+            return
         if self._closed:
             self._give_up(transaction, "the sender is being closed")
         elif self._resting:
@@ -245,9 +254,12 @@ class _Pool:
             self._resting.remove(connection)
         if unfinished is not None:
             self._end_unfinished(connection, unfinished, end)
-        if not self._connections:
-            self._empty.set()
         self._open_as_needed()
+
+    def closed(self, connection: Connection) -> None:
+        self._sockets.discard(connection)
+        if not self._sockets:
+            self._empty.set()
 
     def _end_unfinished(self, connection: Connection, transaction: Transaction, end: End) -> None:
         if connection.body_may_have_arrived(transaction):
@@ -313,6 +325,7 @@ class _Pool:
     def _adopt(self, entrance: Entrance) -> Connection:
         connection = Connection(entrance.transport, entrance.features, self, self._limits, self._monotonic)
         self._connections.add(connection)
+        self._sockets.add(connection)
         self._watch()
         return connection
 

@@ -258,7 +258,11 @@ class Pool(Protocol):
     def rest(self, connection: Connection) -> None:
         """The connection has nothing to do."""
 
-    def gone(self, connection: Connection, unfinished: Transaction | None, end: End) -> None: ...
+    def gone(self, connection: Connection, unfinished: Transaction | None, end: End) -> None:
+        """The connection carries nothing any more."""
+
+    def closed(self, connection: Connection) -> None:
+        """Its socket is closed too."""
 
 
 class _State(Enum):
@@ -289,7 +293,7 @@ class Connection(asyncio.Protocol):
         self.chained: Transaction | None = None
         #: Mails that were begun on this connection.
         self.served = 0
-        #: When something was written, or a reply was complete.
+        #: When something was written, or a line came in.
         self.since = monotonic()
         #: The relay still has an envelope of ours that came to nothing.
         self._stale_envelope = False
@@ -363,11 +367,10 @@ class Connection(asyncio.Protocol):
         """Close at once, and hand back what was under way."""
         if self._state is _State.DEAD:
             return
-        shut = self._transport.close if self._state is _State.QUITTING else self._transport.abort
         self._state = _State.DEAD
         unfinished, chained = self.current, self.chained
         self.current = self.chained = None
-        shut()
+        self._transport.abort()
         if chained is not None:
             self._pool.give_back(chained)
         self._pool.gone(self, unfinished, end)
@@ -386,6 +389,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.end(End.HUNG_UP)
+        self._pool.closed(self)
 
     def data_received(self, data: bytes) -> None:
         if self._state is _State.DEAD:
@@ -394,6 +398,8 @@ class Connection(asyncio.Protocol):
             data = self._partial + data
         lines = data.split(b"\n")
         self._partial = lines.pop()
+        if lines:
+            self.since = self._monotonic()
         for line in lines:
             self._read_line(line)
             if self._state is not _State.OPEN:
@@ -415,7 +421,7 @@ class Connection(asyncio.Protocol):
         mark = line[3:4]
         if self._state is _State.QUITTING:
             # Whatever it says about our QUIT, we have nothing to add.
-            self.end(End.ABANDONED)
+            self._transport.close()
         elif code is None or mark not in {b" ", b"-", b"\r", b""} or len(line) > LONGEST_LINE:
             self.end(End.GARBLED)
         elif mark == b"-" or self._lines:
@@ -504,13 +510,17 @@ class Connection(asyncio.Protocol):
             self._finish(transaction, transaction.result(), stale_envelope=True)
 
     def _write_body(self, transaction: Transaction) -> None:
+        if transaction.future.done():
+            # Cancelled a moment ago: the lease may be lost, and this is the last chance to stop.
+            self.abandon(transaction)
+            return
         if transaction.accepted:
             transaction.dotted = True
             self._out.append(transaction.body)
         else:
             # RFC 2920, 3.1: the relay waits for a message to nobody; an empty one ends it.
             self._out.append(_DOT)
-        if self.features.pipelining and self._may_serve_more:
+        if self.features.pipelining and self.served < self._limits.mails_per_connection:
             self.chained = self._draw()
             if self.chained is not None:
                 self._write_envelope(self.chained)
@@ -545,10 +555,6 @@ class Connection(asyncio.Protocol):
 
     # Mails
 
-    @property
-    def _may_serve_more(self) -> bool:
-        return self.served < self._limits.mails_per_connection and not self._recalled
-
     def _draw(self) -> Transaction | None:
         """The next mail of which there is something to send on this connection."""
         while (transaction := self._pool.take()) is not None:
@@ -579,16 +585,14 @@ class Connection(asyncio.Protocol):
         self._stale_envelope = stale_envelope
         self.current, self.chained = self.chained, None
         self._pool.settle(transaction, result)
-        if self.current is not None:
-            # Its time starts now; the one before may have taken long.
-            self.since = self._monotonic()
-        elif self._recalled:
-            self.end(End.ABANDONED)
-        else:
+        if self.current is None:
             self._next()
 
     def _next(self) -> None:
-        if not self._may_serve_more:
+        if self._recalled:
+            self.end(End.ABANDONED)
+            return
+        if self.served >= self._limits.mails_per_connection:
             self.quit()
             return
         transaction = self._draw()

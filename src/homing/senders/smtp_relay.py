@@ -229,21 +229,40 @@ async def enter(
     """Connect, encrypt and log in, so far as the relay is to be used so. `probe` adds a NOOP."""
     client = _client(relay, context)
     try:
-        await client.connect(timeout=min(connect_timeout, relay.timeout))
-        await _introduce(client)
-        refused = await _log_in(client, relay)
-        if refused is not None:
-            client.close()
-            return refused
-        if probe:
-            await client.noop()
-        return _entrance(client)
+        # Each command has a time limit of its own; a relay that uses up every one of them is no use.
+        async with asyncio.timeout(connect_timeout + 2 * relay.timeout):
+            return await _go_in(client, relay, connect_timeout=connect_timeout, probe=probe)
     except (SMTPException, OSError, ValueError) as error:
-        client.close()
+        _leave(client)
+        # A turn of the loop, so that nothing is left open when it was the last.
+        await asyncio.sleep(0)
         return _closed(error)
     except asyncio.CancelledError:
-        client.close()
+        _leave(client)
         raise
+
+
+def _leave(client: aiosmtplib.SMTP) -> None:
+    """Close at once: saying goodbye over TLS could take as long as what just failed."""
+    transport = client.transport
+    client.close()
+    if transport is not None:
+        cast("asyncio.Transport", transport).abort()
+
+
+async def _go_in(
+    client: aiosmtplib.SMTP, relay: Relay, *, connect_timeout: float, probe: bool
+) -> Entrance | Closed:
+    await client.connect(timeout=min(connect_timeout, relay.timeout))
+    await _introduce(client)
+    refused = await _log_in(client, relay)
+    if refused is not None:
+        _leave(client)
+        await asyncio.sleep(0)
+        return refused
+    if probe:
+        await client.noop()
+    return _entrance(client)
 
 
 def _client(relay: Relay, context: ssl.SSLContext | None) -> aiosmtplib.SMTP:
@@ -339,4 +358,6 @@ def _why(error: Exception) -> str:
         return clean_text(f"the relay's certificate is not to be trusted: {cause.verify_message}")
     if isinstance(error, SMTPTimeoutError | TimeoutError):
         return "the relay did not answer in time"
+    if "STARTTLS extension not supported" in str(error):
+        return "the relay offers no STARTTLS, and nothing is sent in the clear unless the URL has tls=none"
     return clean_text(f"cannot connect to the relay: {getattr(error, 'message', None) or cause}")

@@ -16,12 +16,14 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from html import unescape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError
-from jinja2.runtime import Context, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 from msgspec import Struct
 
@@ -101,44 +103,45 @@ class Templates:
     def _base(self, template: str, version: str | None) -> str:
         if not _NAME(template):
             raise _ProblemError("its name may consist of a-z, 0-9, - and _")
-        if version is not None and not _VERSION(version):
+        if version is None:
+            return template
+        if not _VERSION(version):
             raise _ProblemError("its version may consist of a-z, 0-9, '.', - and _")
-        base = template if version is None else f"{template}/{version}"
-        if not os.path.isdir(f"{self._folder}/{base}"):  # noqa: PTH112  # Path takes ten times as long
-            raise _ProblemError(
-                "there is no such template" if version is None else f"there is no version {version}"
-            )
-        return base
+        return f"{template}/{version}"
 
     def _best_locale(self, base: str, locale: str | None) -> str:
+        """Find the language; one exists as soon as it has a subject."""
         for candidate in _candidates(locale, self._default_locale):
-            if any(self._exists(f"{base}/{candidate}{suffix}") for suffix in (".txt", ".html")):
+            if self._exists(f"{base}/{candidate}.subject.txt"):
                 return candidate
+        if not (self._folder / base).is_dir():
+            raise _ProblemError(f"there is no folder {base}")
         raise _ProblemError(
-            f"it exists neither for the language asked for nor for {self._default_locale}",
+            f"it exists neither in the language asked for nor in {self._default_locale}",
             SendErrorCode.TEMPLATE_MISSING_LOCALE,
         )
 
     def _exists(self, name: str) -> bool:
-        return os.path.isfile(f"{self._folder}/{name}")  # noqa: PTH113  # Path takes ten times as long
+        return os.access(f"{self._folder}/{name}", os.F_OK)
 
     def _parts(self, stem: str, variables: Mapping[str, Any], locale: str) -> Rendered:
-        if not self._exists(f"{stem}.subject.txt"):
-            raise _ProblemError(f"{locale}.subject.txt is missing", SendErrorCode.TEMPLATE_MISSING_LOCALE)
-        subject = self._render(f"{stem}.subject.txt", variables).strip("\r\n \t")
+        subject = self._render(f"{stem}.subject.txt", variables).strip("\r\n ")
         if CONTROL.search(subject):
             raise _ProblemError("the subject contains a line break or another control character")
         html = self._render(f"{stem}.html", variables) if self._exists(f"{stem}.html") else None
-        if html is None or self._exists(f"{stem}.txt"):
+        if self._exists(f"{stem}.txt"):
             return Rendered(subject, self._render(f"{stem}.txt", variables), html, locale)
+        if html is None:
+            raise _ProblemError(f"it has neither {locale}.txt nor {locale}.html")
         return Rendered(subject, text_from_html(html), html, locale)
 
     def _render(self, name: str, variables: Mapping[str, Any]) -> str:
         file = name.rpartition("/")[2]
         try:
-            return _within_limit(self._environment.get_template(name).generate(variables))
+            template = self._environment.get_template(name)
+            return _within_limit(template.root_render_func(template.new_context(dict(variables))))
         except _MissingError as undefined:
-            message = f"{file} needs the variable {undefined.message}"
+            message = f"{file} needs {self._named(undefined.message or '', name)}"
             raise _ProblemError(message, SendErrorCode.TEMPLATE_VARIABLE_MISSING) from None
         except TemplateSyntaxError as wrong:
             # Its message quotes the template, which may be long, so the line has to do.
@@ -146,6 +149,15 @@ class Templates:
         except _RENDER_ERRORS as failed:
             # The error's own text often contains values.
             raise _ProblemError(f"{file} cannot be rendered ({type(failed).__name__})") from None
+
+    def _named(self, absent: str, name: str) -> str:
+        """Name what is absent, unless that could be a value itself, as in `prices[customer]`."""
+        if not absent.startswith("."):
+            return f"the variable {absent}"
+        source = (self._folder / name).read_text(encoding="utf-8", errors="replace")
+        if absent[1:].isidentifier() and re.search(rf"\.{absent[1:]}\b", source):
+            return f"the field {absent[1:]} of a variable"
+        return "an entry that a variable does not have"
 
 
 class _ProblemError(Exception):
@@ -174,18 +186,15 @@ class _Missing(StrictUndefined):
         hint: str | None = None,
         obj: Any = missing,
         name: str | None = None,
-        exc: type[TemplateError] = UndefinedError,
+        exc: type[TemplateRuntimeError] = UndefinedError,
     ) -> None:
         super().__init__(hint, obj, name, _MissingError if exc is UndefinedError else exc)
 
     @property
     def _undefined_message(self) -> str:
-        # A variable's name stands in the template. What is looked up inside a variable may itself
-        # be a value, as in `prices[customer]`.
-        name = self._undefined_name
-        return (
-            name if self._undefined_obj is missing and isinstance(name, str) else f"{name!r} inside another"
-        )
+        # A dot tells what is looked up inside a variable from the variable itself.
+        inside = self._undefined_obj is not missing or not self._undefined_name
+        return f"{'.' if inside else ''}{self._undefined_name}"
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -220,14 +229,13 @@ def _is_html(name: str | None) -> bool:
 
 
 def _within_limit(pieces: Iterator[str]) -> str:
-    kept: list[str] = []
-    size = 0
-    for piece in pieces:
-        size += len(piece)
-        if size > RENDER_LIMIT:
+    whole = ""
+    # In handfuls: to look at each piece would take as long as to make it.
+    while handful := list(islice(pieces, 50)):
+        whole += "".join(handful)
+        if len(whole) > RENDER_LIMIT:
             raise _TooLargeError("too large")
-        kept.append(piece)
-    return "".join(kept)
+    return whole
 
 
 def _shown(template: str) -> str:
@@ -284,6 +292,8 @@ _LINES = frozenset(
 _PARAGRAPHS = frozenset(
     {"p", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "table", "pre", "dl", "ul", "ol"}
 )
+#: Deeper lists and quotations are not moved further to the right.
+_DEEPEST = 8
 _UNDERLINES = {"h1": "=", "h2": "-"}
 _SHOWN_LINKS = ("http://", "https://", "mailto:", "tel:")
 
@@ -435,8 +445,9 @@ class _TextWriter:
         if self._line:
             self._line += self._between + words
         else:
-            indent = "  " * max(0, len(self._lists) - 1)
-            self._line = f"{'> ' * self._quotes}{indent}{self._marker}{words}"
+            quotes = "> " * min(self._quotes, _DEEPEST)
+            indent = "  " * min(max(0, len(self._lists) - 1), _DEEPEST)
+            self._line = f"{quotes}{indent}{self._marker}{words}"
             self._marker = ""
         self._between = ""
 

@@ -104,7 +104,10 @@ def _check_batch_size(size: int) -> None:
 
 def _previewed(row: Row) -> DispatchedItem:
     return DispatchedItem(
-        f"outbox_{row['id']}", row["retry_count"], _seconds(row["next_attempt_at"]), _seconds(row["last_attempt_at"])
+        f"outbox_{row['id']}",
+        row["retry_count"],
+        _seconds(row["next_attempt_at"]),
+        _seconds(row["last_attempt_at"]),
     )
 
 
@@ -193,7 +196,9 @@ class Mails(Controller):
     tags = ("mail_outbox",)
 
     @post("/", summary="Put one mail, or up to 1,000, into the outbox", operation_class=_CreateMail)
-    async def create(self, mail_orders: MailOrders, body: bytes, request: Request[Any, Any, Any]) -> Response[Any]:
+    async def create(
+        self, mail_orders: MailOrders, body: bytes, request: Request[Any, Any, Any]
+    ) -> Response[Any]:
         require_json(request.headers.get("content-type"))
         if body.lstrip()[:1] == b"[":
             return Response(await mail_orders.place_all(decode(body, list[msgspec.Raw])), status_code=200)
@@ -209,7 +214,7 @@ class Mails(Controller):
         if not 1 <= limit <= 100:
             raise InvalidRequest("limit must be from 1 to 100", "limit")
         cursor = row_number(before) if before else None
-        rows = await outbox.list(status=status, before=cursor, limit=limit)
+        rows = await outbox.page(status=status, before=cursor, limit=limit)
         items = [listed(row) for row in rows]
         return {"items": items, "next": items[-1]["id"] if len(items) == limit else None}
 
@@ -217,11 +222,17 @@ class Mails(Controller):
     async def get(self, outbox: MailOutbox, mail_id: str) -> dict[str, Any]:
         return shown(await _existing(outbox, mail_id))
 
-    @post("/{mail_id:str}/requeue", status_code=200, summary="Send an ended mail again, to those who did not get it")
+    @post(
+        "/{mail_id:str}/requeue",
+        status_code=200,
+        summary="Send an ended mail again, to those who did not get it",
+    )
     async def requeue(self, outbox: MailOutbox, mail_id: str) -> dict[str, Any]:
         row = await _existing(outbox, mail_id)
         if not await outbox.requeue([row["id"]]):
-            raise NotAllowed(f"a mail that is {row['status']} cannot be requeued: only failed, cancelled or expired")
+            raise NotAllowed(
+                f"a mail that is {row['status']} cannot be requeued: only failed, cancelled or expired"
+            )
         return shown(await _existing(outbox, mail_id))
 
     @post("/{mail_id:str}/cancel", status_code=200, summary="Take a mail out of the queue")
@@ -273,7 +284,10 @@ def _read(item: msgspec.Raw) -> NewMail | InvalidRequest:
 def _verdict(one: Ordered | InvalidRequest) -> dict[str, Any]:
     if isinstance(one, InvalidRequest):
         details = {"field": one.field} if one.field else {}
-        return {"verdict": "invalid", "error": {"code": "INVALID_REQUEST", "message": str(one), "details": details}}
+        return {
+            "verdict": "invalid",
+            "error": {"code": "INVALID_REQUEST", "message": str(one), "details": details},
+        }
     return {"verdict": one.verdict, "id": f"outbox_{one.id}", "status": one.status}
 
 
@@ -329,9 +343,11 @@ def _recipients(field: str, given: str | list[str]) -> list[str]:
 
 def _address(field: str, given: str | None) -> str | None:
     try:
-        return given if given is None or parse_address(given) else None
+        if given is not None:
+            parse_address(given)
     except InvalidAddress as error:
         raise InvalidRequest(f"{field}: {error}", field) from None
+    return given
 
 
 def _check_content(request: MailRequest) -> None:

@@ -46,7 +46,9 @@ class Envelope(Struct, frozen=True):
 
 def envelope_of(mail: Mail) -> Envelope | Problem:
     try:
-        lists = [split_address_list(text or "") for text in (mail.to_address, mail.cc_address, mail.bcc_address)]
+        lists = [
+            split_address_list(text or "") for text in (mail.to_address, mail.cc_address, mail.bcc_address)
+        ]
     except InvalidAddress as error:
         return Problem(SendErrorCode.INVALID_RECIPIENT, str(error))
     refused: dict[str, Verdict] = {}
@@ -114,7 +116,9 @@ def _rendered(mail: Mail, template: str, templates: Templates) -> Content | Prob
     return Content(mail.subject or rendered.subject, rendered.text, rendered.html)
 
 
-def _message(mail: Mail, envelope: Envelope, content: Content, sender: str, attachments: str | None) -> MailMessage:
+def _message(
+    mail: Mail, envelope: Envelope, content: Content, sender: str, attachments: str | None
+) -> MailMessage:
     return MailMessage(
         message_id=f"<{mail.token}@{_domain(sender)}>",
         date=_date(mail),

@@ -91,7 +91,11 @@ def _verdicts(envelope: Envelope, result: SendResult) -> Mapping[str, Verdict]:
 
 def conclude(envelope: Envelope, verdicts: Mapping[str, Verdict], result: SendResult | None) -> Outcome:
     """Sent when all accepted; failed when none is open any more; else the open ones are tried again."""
-    report = Report(result.provider, result.provider_message_id, verdicts) if result else Report(recipients=verdicts)
+    report = (
+        Report(result.provider, result.provider_message_id, verdicts)
+        if result
+        else Report(recipients=verdicts)
+    )
     failed_whole = result is not None and result.status == "failed"
     still_open = [a for a in envelope.everybody if a not in verdicts or verdicts[a].status == "deferred"]
     if still_open and not failed_whole:
@@ -123,7 +127,12 @@ def transition(_claim: Claim[Mail], settlement: Settlement) -> Mapping[str, Any]
 
 
 def _columns(
-    status: str, report: Report | None, *, charged: bool = False, error: Failure | None = None, delay: float = 0.0
+    status: str,
+    report: Report | None,
+    *,
+    charged: bool = False,
+    error: Failure | None = None,
+    delay: float = 0.0,
 ) -> Mapping[str, Any]:
     return {
         "status": status,

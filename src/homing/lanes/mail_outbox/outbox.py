@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
-from homing.engine.model import Claim, Settlement
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 
 CHANNEL = "homing_mail_outbox"
@@ -74,9 +73,11 @@ class MailOutbox(SqlStore[Mail]):
         rows = await self.run("get", id=id)
         return rows[0] if rows else None
 
-    async def list(self, *, status: str | None = None, before: int | None = None, limit: int = 20) -> Sequence[Row]:
+    async def page(
+        self, *, status: str | None = None, before: int | None = None, limit: int = 20
+    ) -> Sequence[Row]:
         """Newest first; `before` is the id that the last page ended with."""
-        return await self.run("list", status=status, before=before, limit=limit)
+        return await self.run("page", status=status, before=before, limit=limit)
 
     async def attachments(self, id: int) -> str | None:
         """Read apart from the claim, which would hold the files of hundreds of mails in memory."""
@@ -120,6 +121,3 @@ def _repetition(mail: NewMail, repeated: Mapping[str, Row]) -> Ordered:
 
 def new_token() -> str:
     return secrets.token_hex(16)
-
-
-

@@ -189,7 +189,7 @@ WHERE idempotency_key IN (SELECT json_array_elements_text(:keys::json))
 -- name: get
 SELECT *, expires_at <= now() AS expired FROM mail_outbox WHERE id = :id
 
--- name: list
+-- name: page
 SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
     idempotency_key, provider, created_at, sent_at
 FROM mail_outbox

@@ -180,7 +180,7 @@ WHERE idempotency_key IN (SELECT value FROM json_each(:keys))
 -- name: get
 SELECT *, expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired FROM mail_outbox WHERE id = :id
 
--- name: list
+-- name: page
 SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
     idempotency_key, provider, created_at, sent_at
 FROM mail_outbox

@@ -66,13 +66,19 @@ class CatchSender:
         except Unassemblable as error:
             return _failed(SendErrorCode.VALIDATION_ERROR, str(error))
         mail = CaughtMail(
-            message.message_id, message.sender, message.recipients, message.subject, b64encode(source).decode()
+            message.message_id,
+            message.sender,
+            message.recipients,
+            message.subject,
+            b64encode(source).decode(),
         )
         try:
             await self._keep(mail)
         except DatabaseError as error:
             return SendResult(
-                status="retryable", provider=self.name, error=SendError(SendErrorCode.NETWORK_ERROR, str(error))
+                status="retryable",
+                provider=self.name,
+                error=SendError(SendErrorCode.NETWORK_ERROR, str(error)),
             )
         accepted = {address: Verdict("accepted") for address in message.recipients}
         return SendResult(
