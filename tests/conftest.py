@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 from hypothesis import settings
-from tests.components.obtain import Missing
-from tests.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
-from tests.components.processes import hold, make_home, wait_until
-from tests.components.smtp import SmtpSink, find_smtp_sink
+from homing.testing.components.obtain import Missing
+from homing.testing.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
+from homing.testing.components.processes import hold, make_home, wait_until
+from homing.testing.components.smtp import SmtpSink, find_smtp_sink
 
 Component = TypeVar("Component")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.components.obtain import Missing
-from tests.components.postgres import (
+from homing.testing.components.obtain import Missing
+from homing.testing.components.postgres import (
     OLDEST_VERSION,
     Installation,
     Postgres,
@@ -21,13 +21,13 @@ from tests.components.postgres import (
     obtain_postgres,
     shared_postgres,
 )
-from tests.components.processes import hold, wait_until
-from tests.components.smtp import SmtpSink
+from homing.testing.components.processes import hold, wait_until
+from homing.testing.components.smtp import SmtpSink
 from tests.conftest import require
 
 HOLDER = """
 import sys
-from tests.components.postgres import start_postgres
+from homing.testing.components.postgres import start_postgres
 server = start_postgres(fsync=False)
 print(server.home, server.port, flush=True)
 sys.stdin.read()

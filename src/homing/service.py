@@ -41,13 +41,20 @@ async def run(homing: Homing, stop: Stop, *, api: bool, work: bool, ready: Calla
         worker = homing.worker() if work else None
         working = asyncio.create_task(worker.run()) if worker else None
         ready(address)
-        await stop.asked.wait()
+        await _until_asked(stop, working)
         homing.telemetry.log.info("service.stopping", grace_seconds=homing.settings.grace_seconds)
         if worker and working:
             worker.stop()
             await working
         await _drain(homing, stop)
     homing.telemetry.log.info("service.stopped")
+
+
+async def _until_asked(stop: Stop, working: asyncio.Task[None] | None) -> None:
+    """Also when the worker has ended by a bug: a process that claims no more must not look alive."""
+    asked = asyncio.create_task(stop.asked.wait())
+    await asyncio.wait({asked, working} if working else {asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
 
 
 async def drain_once(homing: Homing, stop: Stop) -> int:
@@ -60,6 +67,9 @@ async def drain_once(homing: Homing, stop: Stop) -> int:
     asked.cancel()
     if not drained.done():
         worker.stop()
+        await _drain(homing, stop)
+        # A claim that was under way when the stop came may have brought more.
+        await drained
         await _drain(homing, stop)
     return await drained
 

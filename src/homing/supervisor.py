@@ -24,6 +24,7 @@ class _Child:
         self._command, self._environment = command, environment
         self._pause = 0.5
         self._start_at = 0.0
+        self._told = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
 
@@ -32,13 +33,23 @@ class _Child:
         if self.process is None:
             if self.exit_code is None and now >= self._start_at:
                 self._started = now
-                self.process = subprocess.Popen(self._command, env=dict(self._environment))  # noqa: S603 - ourselves
+                # A group of its own: Ctrl-C in a terminal reaches every process of the parent's group, and
+                # with the parent's word that would be two signals, which mean an immediate end.
+                self.process = subprocess.Popen(  # noqa: S603 - ourselves
+                    self._command, env=dict(self._environment), process_group=0
+                )
         elif (code := self.process.poll()) is not None:
             self.process = None
             if restart and code != 0:
                 self._plan_restart(code, now)
             else:
                 self.exit_code = code
+
+    def tell(self, signals: int) -> None:
+        """Pass on what we were told, one signal at a time: two that are pending are seen as one."""
+        if self.process is not None and self._told < signals:
+            self._told += 1
+            self.process.send_signal(signal.SIGTERM)
 
     def _plan_restart(self, code: int, now: float) -> None:
         self._pause = (
@@ -52,28 +63,39 @@ class _Supervisor:
     def __init__(self, children: Sequence[_Child], grace_seconds: float) -> None:
         self._children = children
         self._grace_seconds = grace_seconds
-        self._stopping = False
+        self._signals = 0
         self._kill_at = float("inf")
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
+        """Only noted here: a signal may come between a child's start and our knowing of it."""
+        self._signals += 1
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds + 10)
-        for child in self._children:
-            if child.process is not None:
-                child.process.send_signal(signal.SIGTERM)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._signals > 0
 
     def run(self) -> int:
         while not all(self._ended(child) for child in self._children):
             for child in self._children:
-                if not (self._stopping and child.process is None):
-                    child.tick(restart=not self._stopping)
-                if child.process is not None and time.monotonic() > self._kill_at:
-                    child.process.kill()
+                self._look_after(child)
             time.sleep(_TICK)
-        return max((abs(child.exit_code or 0) for child in self._children), default=0)
+        return max((_severity(child.exit_code or 0) for child in self._children), default=0)
+
+    def _look_after(self, child: _Child) -> None:
+        if not (self._stopping and child.process is None):
+            child.tick(restart=not self._stopping)
+        child.tell(self._signals)
+        if child.process is not None and time.monotonic() > self._kill_at:
+            child.process.kill()
 
     def _ended(self, child: _Child) -> bool:
         return child.process is None and (self._stopping or child.exit_code is not None)
+
+
+def _severity(code: int) -> int:
+    # One that was told to stop before it had learnt to listen held nothing yet.
+    return 0 if code == -signal.SIGTERM else abs(code)
 
 
 def supervise(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -100,6 +101,10 @@ class AiosmtpdPeer:
     def envelopes(self) -> list[Envelope]:
         return self._inbox.envelopes
 
+    @property
+    def contents(self) -> list[bytes]:
+        return [content for e in self.envelopes if isinstance(content := e.content, bytes)]
+
 
 @contextmanager
 def aiosmtpd_peer(
@@ -108,12 +113,14 @@ def aiosmtpd_peer(
     """A server in a thread and an event loop of its own, so that it shares nothing with ours."""
     inbox = _Inbox()
     if login:
-        options |= {"authenticator": None, "auth_callback": None, "auth_required": True}
-        options["authenticator"] = inbox.check_login
+        options |= {"authenticator": inbox.check_login, "auth_required": True}
     loop = asyncio.new_event_loop()
 
     def protocol() -> SMTP:
-        return SMTP(inbox, hostname="peer.example", loop=loop, **options)
+        with warnings.catch_warnings():
+            # It does not count TLS from the first byte as TLS, and warns of a login in the clear.
+            warnings.simplefilter("ignore")
+            return SMTP(inbox, hostname="peer.example", loop=loop, **options)
 
     server = loop.run_until_complete(loop.create_server(protocol, "127.0.0.1", 0, ssl=implicit_tls))
     thread = threading.Thread(target=loop.run_forever, daemon=True)

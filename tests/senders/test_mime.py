@@ -591,6 +591,7 @@ def test_control_characters_are_refused_wherever_they_hide(field: str, shape: ob
         ("unsubscribe_url", {"unsubscribe_url": "https://example.org/a b"}),
         ("unsubscribe_url", {"unsubscribe_url": "https://example.org/>,<x"}),
         ("unsubscribe_url", {"unsubscribe_url": "https:///u"}),
+        ("unsubscribe_url", {"unsubscribe_url": 'https://example.org/"u'}),
         ("unsubscribe_url", {"unsubscribe_url": "https://[::1/u"}),
         ("unsubscribe_url", {"unsubscribe_url": "https://example.org/" + "u" * 1000}),
         ("unsubscribe_url", {"unsubscribe_url": ""}),

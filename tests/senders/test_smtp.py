@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from email import message_from_bytes, policy
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from homing.testing.components.smtp import SmtpSink as PostfixSink
 from tests.senders.peers import QUICK, AiosmtpdPeer, aiosmtpd_peer, mail, sender_to, until
 
 from homing.errors import SettingsError
-from homing.senders import smtp
 from homing.senders.breaker import Breaker
 from homing.senders.mail import SendErrorCode, SendResult
 from homing.senders.smtp import Limits, Relay, SmtpSender
@@ -48,7 +49,7 @@ async def attempt(
     sink: SmtpSink, *recipients: str, limits: Limits | None = None, **changes: Any
 ) -> SendResult:
     """One mail by a sender of its own."""
-    sender = sender_to(sink, limits=limits or QUICK)
+    sender = sender_to(sink, limits=limits)
     try:
         return await sender.send(mail(*recipients, **changes))
     finally:
@@ -153,7 +154,7 @@ class TestAgainstAiosmtpd:
         envelope = aiosmtpd.envelopes[-1]
         assert envelope.mail_from == "no-reply@example.org"
         assert envelope.rcpt_tos == ["ann@example.org", "bob@xn--bcher-kva.example"]
-        parsed = message_from_bytes(envelope.content, policy=policy.default)
+        parsed = message_from_bytes(aiosmtpd.contents[-1], policy=policy.default)
         assert parsed["Subject"] == "Grüße"
         assert parsed.get_content().replace("\r\n", "\n") == "A line.\n.\n..two dots\nEnd.\n"
 
@@ -175,7 +176,7 @@ class TestAgainstAiosmtpd:
         results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(60)])
         await sender.close()
         assert {result.status for result in results} == {"sent"}
-        ids = {message_from_bytes(e.content)["Message-ID"] for e in aiosmtpd.envelopes[before:]}
+        ids = {message_from_bytes(content)["Message-ID"] for content in aiosmtpd.contents[before:]}
         assert ids == {f"<m{n}@example.org>" for n in range(60)}
 
     async def test_smtputf8_is_used_where_an_address_needs_it(self, aiosmtpd: AiosmtpdPeer) -> None:
@@ -276,6 +277,16 @@ class TestPipelining:
             await sender.close()
             assert {result.status for result in results} == {"sent"}
             assert all(m.data.count(b"0123456789abcde\r\n") == 100_000 for m in sink.mails)
+
+
+async def test_mails_in_a_row_to_postfix(postfix_sink: PostfixSink) -> None:
+    """A peer in C that offers PIPELINING and knows the rules: `smtp-sink` of Postfix."""
+    sender = sender_to(postfix_sink.url, connections=4)
+    several = ("ann@example.org", "bob@example.org")
+    results = await asyncio.gather(*[sender.send(mail(*several, number=n)) for n in range(500)])
+    await sender.close()
+    assert {result.status for result in results} == {"sent"}
+    assert all(set(result.verdicts) == set(several) for result in results)
 
 
 class TestVerdicts:
@@ -398,6 +409,11 @@ class TestBeforeAnythingIsSent:
         assert result.status == "failed"
         assert code_of(result) is SendErrorCode.INVALID_RECIPIENT
         assert [v.status for v in result.verdicts.values()] == ["rejected", "accepted"]
+
+    async def test_an_address_given_twice_gets_it_once(self) -> None:
+        async with SmtpSink() as sink:
+            assert (await attempt(sink, "ann@example.org", "ann@example.org")).status == "sent"
+            assert sink.mails[0].recipients == ("ann@example.org",)
 
     async def test_nobody_to_send_to(self) -> None:
         async with SmtpSink() as sink:
@@ -528,7 +544,7 @@ class TestNetwork:
     )
     async def test_after_the_last_byte_it_is_unknown(self, act: Act) -> None:
         async with SmtpSink(script=answers(dot=act)) as sink:
-            result = await attempt(sink)
+            result = await attempt(sink, limits=QUICK)
         assert (result.status, result.attempted, result.unknown) == ("retryable", True, True)
         assert code_of(result) is SendErrorCode.UNKNOWN
         assert result.verdicts == {}
@@ -569,21 +585,24 @@ class TestNetwork:
             assert sorted(m.message_id or "" for m in sink.mails) == [f"<m{n}@example.org>" for n in range(5)]
 
     async def test_a_chained_mail_does_not_wait_for_ever(self) -> None:
-        script = once("dot", stall())
-        async with SmtpSink(script=script) as sink:
-            sender = sender_to(sink, connections=1, limits=replace(QUICK, chain=0.1, dot=1.0))
+        # The second connection is slow to come, so the second mail is chained on the first.
+        greet = once("greeting", None, reply("220 hello", delay=0.05))
+        hang = once("dot", stall())
+        async with SmtpSink(script=lambda stage, who: greet(stage, who) or hang(stage, who)) as sink:
+            sender = sender_to(sink, connections=2, limits=Limits(chain=0.1, quit=0.1))
             first = asyncio.create_task(sender.send(mail(number=1)))
             second = asyncio.create_task(sender.send(mail(number=2)))
-            results = await asyncio.gather(first, second)
+            assert (await second).status == "sent"
+            assert not first.done()
+            assert len([c for c in sink.commands if c.startswith("MAIL")]) == 2
             await sender.close()
-            assert results[0].unknown
-            assert results[1].status == "sent"
+            assert (await first).unknown
 
     async def test_recalled_answers_are_never_mistaken(self) -> None:
         # The answer comes after the chained mail was taken back, and with it the answers to that one.
         script = once("dot", reply("250 2.0.0 late", delay=0.3))
         async with SmtpSink(script=script) as sink:
-            sender = sender_to(sink, connections=2, limits=replace(QUICK, chain=0.1, dot=5.0))
+            sender = sender_to(sink, connections=2, limits=Limits(chain=0.1))
             results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(3)])
             again = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(3, 6)])
             await sender.close()
@@ -714,7 +733,7 @@ class TestPool:
 
     async def test_a_relay_that_wants_fewer_gets_fewer(self) -> None:
         async with SmtpSink(SinkSettings(delay=0.01, max_connections=2)) as sink:
-            sender = sender_to(sink, connections=6, limits=QUICK)
+            sender = sender_to(sink, connections=6, limits=Limits(crowded=0.2))
             await sender.send(mail(number=0))
             results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(1, 60)])
             await sender.close()
@@ -723,7 +742,7 @@ class TestPool:
 
     async def test_a_connection_is_replaced_after_its_share(self) -> None:
         async with SmtpSink() as sink:
-            sender = sender_to(sink, connections=1, limits=replace(QUICK, mails_per_connection=10))
+            sender = sender_to(sink, connections=1, limits=Limits(mails_per_connection=10))
             results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(35)])
             await sender.close()
             assert {r.status for r in results} == {"sent"}
@@ -732,7 +751,7 @@ class TestPool:
 
     async def test_a_resting_connection_is_closed(self) -> None:
         async with SmtpSink() as sink:
-            sender = sender_to(sink, limits=replace(QUICK, idle=0.1))
+            sender = sender_to(sink, limits=Limits(idle=0.1))
             await sender.send(mail())
             await until(lambda: not sink.sessions, "the idle connection to be closed")
             assert sink.commands[-1] == "QUIT"
@@ -750,7 +769,7 @@ class TestPool:
 
     async def test_close_gives_back_what_waits_and_cuts_what_hangs(self) -> None:
         async with SmtpSink(script=answers(dot=stall())) as sink:
-            sender = sender_to(sink, connections=1, limits=replace(QUICK, dot=30, command=30, quit=0.1))
+            sender = sender_to(sink, connections=1, limits=Limits(quit=0.1))
             sends = [asyncio.create_task(sender.send(mail(number=n))) for n in range(4)]
             await until(lambda: any(c == "DATA" for c in sink.commands), "the first mail to be under way")
             await until(lambda: not any(s._in_data for s in sink.sessions), "its body to be in")
@@ -795,6 +814,16 @@ class TestCancelling:
             assert first.cancelled()
             assert sink.connected == 2
             await sender.close()
+
+    async def test_a_body_does_not_follow_a_cancelled_envelope(self) -> None:
+        async with SmtpSink(script=once("data", reply("354 go", delay=0.05))) as sink:
+            sender = sender_to(sink)
+            sending = asyncio.create_task(sender.send(mail()))
+            await until(lambda: "DATA" in sink.commands, "the envelope")
+            sending.cancel()
+            await until(lambda: not sink.sessions, "the connection to be closed")
+            await sender.close()
+            assert sink.mails == []
 
     async def test_a_chained_mail(self) -> None:
         async with SmtpSink(script=once("dot", reply("250 2.0.0 ok", delay=0.2))) as sink:
@@ -878,7 +907,7 @@ async def test_nothing_is_lost_or_doubled_by_chance_faults() -> None:
     )
     async with SmtpSink(faults=faults, seed=7) as sink:
         # The breaker has its own tests; here it would only turn attempts into waiting.
-        sender = sender_to(sink, connections=5, breaker=Breaker(lambda: 0.0, threshold=10**9), limits=QUICK)
+        sender = sender_to(sink, connections=5, breaker=Breaker(lambda: 0.0, threshold=10**9))
         outcomes = dict(enumerate(await _deliver_all(sender, 400)))
         await sender.close()
         taken = [m.message_id for m in sink.mails]
@@ -910,5 +939,17 @@ async def test_the_log_of_the_sink_has_every_mail(tmp_path: Any) -> None:
     assert '{"from":"no-reply@example.org","to":["ann@example.org"],"message_id":"<m3@example.org>"}' in lines
 
 
-def test_public_names() -> None:
-    assert set(smtp.__all__) == {"Limits", "Relay", "SmtpSender"}
+async def test_the_sink_as_a_process_of_its_own(tmp_path: Any) -> None:
+    log = tmp_path / "accepted.jsonl"
+    command = [sys.executable, "-m", "homing.testing.smtp_sink", "--log", str(log), "--defer-dot", "0.2"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    url = (await process.stdout.readline()).decode().strip()
+    sender = sender_to(url)
+    results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(50)])
+    await sender.close()
+    process.terminate()
+    await process.wait()
+    sent = [result for result in results if result.status == "sent"]
+    assert 0 < len(sent) < 50
+    assert len(log.read_text().splitlines()) == len(sent)

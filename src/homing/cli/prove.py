@@ -1,9 +1,143 @@
-"""bench · chaos: the claims of the README, to be repeated on your machine."""
+"""bench: the speed that the README claims, to be measured on your machine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
 import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from homing.cli.options import Json, print_json, run_async
+
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Everybody runs this often, in turns.")]
+PostgresUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--postgres-url",
+        metavar="URL",
+        help="A server in which databases may be made; else a private one is started.",
+    ),
+]
+Step = Callable[[str], None]
+
+QUICK_SIZES = [10_000, 1_000_000]
 
 
 def add_to(app: typer.Typer) -> None:
-    pass
+    bench = typer.Typer(
+        no_args_is_help=True, help="Measure, and compare with the budgets. Exit 1 when one is missed."
+    )
+    for command in (mail, scale, latency, memory, create):
+        bench.command()(command)
+    app.add_typer(bench, name="bench")
+
+
+def mail(
+    mails: Annotated[
+        int, typer.Option("--mails", min=100, help="Mails per round of Homing; peers get fewer.")
+    ] = 20000,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """The limit, Homing, and peers that do the same work: mails per second, in turns."""
+    from homing.proof.bench import show
+    from homing.proof.bench.race import entrants_here, race
+
+    with _steps(rounds * len(entrants_here()[0])) as step:
+        _report(race(mails, rounds, step, postgres_url=postgres_url), show.mail_table, json=json)
+
+
+def scale(
+    rows: Annotated[
+        list[int] | None, typer.Option("--rows", min=1000, help="A table size; several are allowed.")
+    ] = None,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """What a claim costs in a table of 10,000 and 1,000,000 rows (or those named with --rows)."""
+    from homing.proof.bench import scale as bench
+    from homing.proof.bench import show
+
+    sizes = rows or QUICK_SIZES
+    with _steps(2 * len(sizes) + 2) as step:
+        _report(bench.scale(sizes, step, postgres_url=postgres_url), show.scale_table, json=json)
+
+
+def latency(
+    samples: Annotated[int, typer.Option("--samples", min=10, help="Mails, one at a time.")] = 300,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """From the order to the mail at the peer, while nothing else is going on."""
+    from homing.proof.bench import latency as bench
+    from homing.proof.bench import show
+
+    with _steps(2) as step:
+        _report(bench.latency(samples, step, postgres_url=postgres_url), show.latency_table, json=json)
+
+
+def memory(
+    backlog: Annotated[int, typer.Option("--backlog", min=1000, help="Mails that wait.")] = 1_000_000,
+    delivered: Annotated[
+        int, typer.Option("--delivered", min=500, help="Of these, delivered meanwhile.")
+    ] = 50_000,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """How much a worker grows when a million mails are waiting."""
+    from homing.proof.bench import memory as bench
+    from homing.proof.bench import show
+
+    if delivered > backlog:
+        raise typer.BadParameter("no more can be delivered than are waiting", param_hint="--delivered")
+    with _steps(1) as step:
+        _report(
+            bench.memory(backlog, delivered, step, postgres_url=postgres_url), show.memory_table, json=json
+        )
+
+
+def create(
+    requests: Annotated[int, typer.Option("--requests", min=100, help="Requests per round.")] = 20000,
+    connections: Annotated[int, typer.Option("--connections", min=1, max=1000, help="Open at once.")] = 64,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """POST /api/mail, against the same endpoint without a database."""
+    from homing.proof.bench import create as bench
+    from homing.proof.bench import show
+
+    with _steps(2 * rounds) as step:
+        work = bench.create(requests, connections, rounds, step, postgres_url=postgres_url)
+        _report(work, show.create_table, json=json)
+
+
+@contextmanager
+def _steps(total: int) -> Iterator[Step]:
+    """A progress bar, on standard error; each step names what runs from now on."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=_err, transient=True) as progress:
+        task = progress.add_task("starting the servers", total=total)
+        begun = iter(range(total))
+
+        def step(description: str) -> None:
+            progress.update(task, description=description, completed=next(begun, total))
+
+        yield step
+
+
+def _report(work: Coroutine[Any, Any, Any], show: Callable[[Any], RenderableType], *, json: bool) -> None:
+    result = run_async(work)
+    if json:
+        print_json(result)
+    else:
+        _out.print(show(result))
+    if not all(budget.met for budget in result.budgets):
+        raise typer.Exit(1)

@@ -13,6 +13,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from homing.engine.coalesce import Coalescer
@@ -36,6 +38,8 @@ from homing.telemetry import Attempted, Telemetry
 #: A lease is renewed when a third of it has passed: two renewals may fail before it is lost.
 _RENEWALS_PER_LEASE = 3
 _SETTLE_PAUSE, _LONGEST_SETTLE_PAUSE = 0.05, 2.0
+#: Seconds that a stop waits for settlements when the grace time is over.
+_LAST_SETTLE = 2.0
 
 
 class Flight:
@@ -121,21 +125,23 @@ class Deliverer:
             flight = self._waiting.popleft()
             self._running += 1
             flight.task = create_task(self._deliver(flight))
+            # Not a `finally` of the task: one that is cancelled before its first step has none.
+            flight.task.add_done_callback(partial(self._make_way, flight))
+
+    def _make_way(self, flight: Flight, _task: asyncio.Task[None]) -> None:
+        self._running -= 1
+        flight.task = None
+        self._start_waiting()
 
     async def _deliver(self, flight: Flight) -> None:
-        try:
-            # A process that was stopped for longer than its lease finds out here, before it sends.
-            if (started := self._monotonic()) >= flight.until:
-                self._lose(flight)
-                return
-            flight.outcome = await self._attempt(flight.claim)
-            flight.seconds = self._monotonic() - started
-            flight.settlement = decide(self.lane.policy, flight.claim, flight.outcome, self._rand)
-            self._settling.put(flight)
-        finally:
-            self._running -= 1
-            flight.task = None
-            self._start_waiting()
+        # A process that was stopped for longer than its lease finds out here, before it sends.
+        if (started := self._monotonic()) >= flight.until:
+            self._lose(flight)
+            return
+        flight.outcome = await self._attempt(flight.claim)
+        flight.seconds = self._monotonic() - started
+        flight.settlement = decide(self.lane.policy, flight.claim, flight.outcome, self._rand)
+        self._settling.put(flight)
 
     async def _attempt(self, claim: Claim[Any]) -> Outcome:
         """What happened. An exception is a bug of ours, and costs an attempt: it cannot go on for ever."""
@@ -259,6 +265,10 @@ class Deliverer:
         for flight in late:
             self._withdraw(flight)
         await self._release(late)
+        # What was sent must not be forgotten, also when the end is to be immediate.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SETTLE):
+                await self._settling.drained()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None

@@ -9,7 +9,7 @@ from typing import Any
 from litestar import Litestar, Request, Response, get
 from litestar.config.response_cache import ResponseCacheConfig
 from litestar.datastructures import ResponseHeader
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import ScalarRenderPlugin
 from litestar.static_files import create_static_files_router
@@ -50,7 +50,7 @@ async def live() -> dict[str, str]:
 
 
 @get("/health/ready", tags=["health"], summary="The database answers and has its tables")
-async def ready(check_ready: Callable[[], Awaitable[None]]) -> Response[dict[str, str]]:
+async def ready(check_ready: NamedDependency[Callable[[], Awaitable[None]]]) -> Response[dict[str, str]]:
     try:
         await check_ready()
     except HomingError as error:
@@ -59,7 +59,9 @@ async def ready(check_ready: Callable[[], Awaitable[None]]) -> Response[dict[str
 
 
 @get("/metrics", tags=["health"], summary="Prometheus metrics", media_type="text/plain")
-async def metrics(telemetry: Telemetry, refresh_gauges: Callable[[], Awaitable[None]]) -> Response[bytes]:
+async def metrics(
+    telemetry: NamedDependency[Telemetry], refresh_gauges: NamedDependency[Callable[[], Awaitable[None]]]
+) -> Response[bytes]:
     await refresh_gauges()
     return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)
 

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from jinja2 import Environment, PackageLoader
 from litestar import Controller, MediaType, Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from homing import __version__
 from homing.db import iso
@@ -28,7 +30,12 @@ class Dashboard(Controller):
     include_in_schema = False
 
     @get("/", media_type=MediaType.HTML)
-    async def overview(self, outbox: MailOutbox, shelf: Shelf, provider: str) -> str:
+    async def overview(
+        self,
+        outbox: NamedDependency[MailOutbox],
+        shelf: NamedDependency[Shelf],
+        provider: NamedDependency[str],
+    ) -> str:
         return _pages.get_template("overview.html").render(
             version=__version__,
             provider=provider,
@@ -39,7 +46,7 @@ class Dashboard(Controller):
         )
 
     @get("/caught/{id:int}", media_type=MediaType.HTML)
-    async def caught(self, shelf: Shelf, id: int) -> str:
+    async def caught(self, shelf: NamedDependency[Shelf], id: FromPath[int]) -> str:
         row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return _pages.get_template("caught.html").render(
@@ -53,7 +60,7 @@ class Dashboard(Controller):
         )
 
     @get("/caught/{id:int}/html", media_type=MediaType.HTML)
-    async def caught_html(self, shelf: Shelf, id: int) -> Response[str]:
+    async def caught_html(self, shelf: NamedDependency[Shelf], id: FromPath[int]) -> Response[str]:
         _row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return Response(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64, a2b_qp, b2a_base64, b2a_qp
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
@@ -28,6 +28,7 @@ from homing.senders.addresses import (
     InvalidAddress,
     envelope_address,
     parse_address,
+    parse_address_list,
     split_address_list,
 )
 from homing.senders.addresses import needs_smtputf8 as address_needs_smtputf8
@@ -63,12 +64,12 @@ _PHRASE = re.compile(rf"{_ATOMS}(?: {_ATOMS})*").fullmatch
 _MESSAGE_ID = re.compile(r"<[!-;=?A-~]{1,240}@[!-;=?A-~]{1,240}>").fullmatch
 _HEADER_NAME = re.compile(r"[!-9;-~]{1,70}").fullmatch
 _CONTENT_ID = re.compile(r"[!-;=?-~]{1,200}").fullmatch
-_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]+"  # noqa: S105  # the grammar's word for a word, no secret
-_MEDIA_TYPE = re.compile(rf"({_TOKEN})/({_TOKEN})").match
-_MEDIA_PARAMETER = re.compile(rf' *; *({_TOKEN}=(?:{_TOKEN}|"[ !#-\[\]-~]*"))').match
+_WORD = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]+"
+_MEDIA_TYPE = re.compile(rf"({_WORD})/({_WORD})").match
+_MEDIA_PARAMETER = re.compile(rf' *; *({_WORD}=(?:{_WORD}|"[ !#-\[\]-~]*"))').match
 #: A filename that every reader takes from a quoted string alike.
 _PLAIN_FILENAME = re.compile(r"[!#-\[\]-~]+(?: [!#-\[\]-~]+)*").fullmatch
-_HTTPS = re.compile(r"https://[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*(?::\d{1,5})?(?:[/?#][!-;=?-~]*)?").fullmatch
+_HTTPS = re.compile(r"https://[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*(?::\d{1,5})?(?:[/?#][!#-;=?-~]*)?").fullmatch
 
 #: What we write ourselves, and what only servers on the way may add.
 _OURS = frozenset(
@@ -78,6 +79,7 @@ _OUR_PREFIXES = ("content-", "resent-")
 _ONCE = frozenset(
     {"sender", "reply-to", "in-reply-to", "references", "list-unsubscribe", "list-unsubscribe-post"}
 )
+_ADDRESS_HEADERS = frozenset({"sender", "reply-to"})
 _UNSUBSCRIBE = frozenset({"list-unsubscribe", "list-unsubscribe-post"})
 
 
@@ -128,22 +130,17 @@ def needs_smtputf8(message: MailMessage) -> bool:
     """
     if any(map(address_needs_smtputf8, message.recipients)):
         return True
-    written = (message.sender, *message.to, *message.cc, *message.reply_to, *_written_in_headers(message))
-    return any(_mailbox_needs_smtputf8(text) for text in written if not text.isascii())
+    given = (value for name, value in message.headers if name.lower() in _ADDRESS_HEADERS)
+    written = (message.sender, *message.to, *message.cc, *message.reply_to, *given)
+    return any(_written_needs_smtputf8(text) for text in written if not text.isascii())
 
 
-def _mailbox_needs_smtputf8(text: str) -> bool:
+def _written_needs_smtputf8(text: str) -> bool:
     try:
-        return address_needs_smtputf8(parse_address(text).address)
+        return any(address_needs_smtputf8(mailbox.address) for mailbox in parse_address_list(text))
     except InvalidAddress:
         # `assemble` says what is wrong with it; as bytes it will never exist.
         return False
-
-
-def _written_in_headers(message: MailMessage) -> Iterator[str]:
-    for name, value in message.headers:
-        if name.lower() in {"sender", "reply-to"} and not value.isascii():
-            yield from _split_mailboxes(value, f"headers.{name}")
 
 
 # ── The header block ─────────────────────────────────────────────────────────────────────────────

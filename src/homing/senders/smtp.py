@@ -182,6 +182,9 @@ class _Pool:
         entrance = await self._enter(probe=True)
         if isinstance(entrance, Closed):
             return False
+        if self._closed:
+            entrance.transport.abort()
+            return False
         self._adopt(entrance).go_on()
         return True
 

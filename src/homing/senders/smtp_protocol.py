@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from enum import Enum, auto
+from enum import Enum
 from typing import Protocol
 
 from msgspec import Struct
@@ -41,6 +41,8 @@ LONGEST_LINE = 8192
 LONGEST_REPLY = 65536
 
 _CODES = {b"%d" % code: code for code in range(200, 600)}
+#: What may follow the code of a reply: another line will come, or this is the last.
+_MARKS = frozenset({b"-", b" ", b"\r", b""})
 _DOT = b".\r\n"
 
 
@@ -265,12 +267,6 @@ class Pool(Protocol):
         """Its socket is closed too."""
 
 
-class _State(Enum):
-    OPEN = auto()
-    QUITTING = auto()
-    DEAD = auto()
-
-
 class Connection(asyncio.Protocol):
     """Carries mails of a pool, one behind the other."""
 
@@ -287,7 +283,9 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._limits = limits
         self._monotonic = monotonic
-        self._state = _State.OPEN
+        #: May carry mails; then it says QUIT, or just ends, and then it is dead.
+        self._open = True
+        self._dead = False
         #: The mail whose answers come next, and the one whose envelope was written behind its body.
         self.current: Transaction | None = None
         self.chained: Transaction | None = None
@@ -309,10 +307,6 @@ class Connection(asyncio.Protocol):
 
     # For the pool
 
-    @property
-    def is_open(self) -> bool:
-        return self._state is _State.OPEN
-
     def start(self, transaction: Transaction) -> None:
         """Begin with a mail while resting."""
         self._begin(transaction)
@@ -326,7 +320,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def quit(self) -> None:
-        self._state = _State.QUITTING
+        self._open = False
         self._out.append(b"QUIT\r\n")
         self._flush()
 
@@ -342,7 +336,7 @@ class Connection(asyncio.Protocol):
     def check(self, now: float) -> None:
         """Called about once a second; one timer serves all connections of a pool."""
         waited = now - self.since
-        if self._state is _State.QUITTING:
+        if not self._open:
             if waited > self._limits.quit:
                 self.end(End.ABANDONED)
         elif self.current is None:
@@ -365,9 +359,9 @@ class Connection(asyncio.Protocol):
 
     def end(self, end: End) -> None:
         """Close at once, and hand back what was under way."""
-        if self._state is _State.DEAD:
+        if self._dead:
             return
-        self._state = _State.DEAD
+        self._open, self._dead = False, True
         unfinished, chained = self.current, self.chained
         self.current = self.chained = None
         self._transport.abort()
@@ -392,8 +386,13 @@ class Connection(asyncio.Protocol):
         self._pool.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._state is _State.DEAD:
-            return
+        if self._open:
+            self._read(data)
+        else:
+            # An answer to our QUIT: whatever it says, we have nothing to add.
+            self._transport.close()
+
+    def _read(self, data: bytes) -> None:
         if self._partial:
             data = self._partial + data
         lines = data.split(b"\n")
@@ -401,12 +400,13 @@ class Connection(asyncio.Protocol):
         if lines:
             self.since = self._monotonic()
         for line in lines:
+            if not self._open:
+                break
             self._read_line(line)
-            if self._state is not _State.OPEN:
-                return
         if len(self._partial) > LONGEST_LINE:
             self.end(End.GARBLED)
-        self._flush()
+        if self._open:
+            self._flush()
 
     def _flush(self) -> None:
         if self._out:
@@ -419,10 +419,7 @@ class Connection(asyncio.Protocol):
     def _read_line(self, line: bytes) -> None:
         code = _CODES.get(line[:3])
         mark = line[3:4]
-        if self._state is _State.QUITTING:
-            # Whatever it says about our QUIT, we have nothing to add.
-            self._transport.close()
-        elif code is None or mark not in {b" ", b"-", b"\r", b""} or len(line) > LONGEST_LINE:
+        if code is None or mark not in _MARKS or len(line) > LONGEST_LINE:
             self.end(End.GARBLED)
         elif mark == b"-" or self._lines:
             self._collect(code, line, last=mark != b"-")

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from msgspec import Struct
 
@@ -66,7 +68,9 @@ class InternalDispatch(Controller):
     tags = ("mail_outbox",)
 
     @post("/dispatch", status_code=200, summary="Claim one batch of due mails and send it")
-    async def dispatch(self, dispatching: Dispatching, data: DispatchRequest | None = None) -> DispatchReply:
+    async def dispatch(
+        self, dispatching: NamedDependency[Dispatching], data: JSONBody[DispatchRequest | None] = None
+    ) -> DispatchReply:
         return await dispatching(data or DispatchRequest())
 
 
@@ -197,9 +201,10 @@ class Mails(Controller):
 
     @post("/", summary="Put one mail, or up to 1,000, into the outbox", operation_class=_CreateMail)
     async def create(
-        self, mail_orders: MailOrders, body: bytes, request: Request[Any, Any, Any]
+        self, mail_orders: NamedDependency[MailOrders], request: Request[Any, Any, Any]
     ) -> Response[Any]:
         require_json(request.headers.get("content-type"))
+        body = await request.body()
         if body.lstrip()[:1] == b"[":
             return Response(await mail_orders.place_all(decode(body, list[msgspec.Raw])), status_code=200)
         ordered = await mail_orders.place(order_of(decode(body, MailRequest)))
@@ -207,7 +212,11 @@ class Mails(Controller):
 
     @get("/", summary="Mails, newest first")
     async def list(
-        self, outbox: MailOutbox, status: str | None = None, before: str | None = None, limit: int = 20
+        self,
+        outbox: NamedDependency[MailOutbox],
+        status: FromQuery[str | None] = None,
+        before: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
     ) -> dict[str, Any]:
         if status is not None and status not in STATES:
             raise InvalidRequest(f"status must be one of {', '.join(STATES)}", "status")
@@ -219,7 +228,7 @@ class Mails(Controller):
         return {"items": items, "next": items[-1]["id"] if len(items) == limit else None}
 
     @get("/{mail_id:str}", summary="One mail, with the verdict of each recipient")
-    async def get(self, outbox: MailOutbox, mail_id: str) -> dict[str, Any]:
+    async def get(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
         return shown(await _existing(outbox, mail_id))
 
     @post(
@@ -227,7 +236,7 @@ class Mails(Controller):
         status_code=200,
         summary="Send an ended mail again, to those who did not get it",
     )
-    async def requeue(self, outbox: MailOutbox, mail_id: str) -> dict[str, Any]:
+    async def requeue(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
         row = await _existing(outbox, mail_id)
         if not await outbox.requeue([row["id"]]):
             raise NotAllowed(
@@ -236,7 +245,7 @@ class Mails(Controller):
         return shown(await _existing(outbox, mail_id))
 
     @post("/{mail_id:str}/cancel", status_code=200, summary="Take a mail out of the queue")
-    async def cancel(self, outbox: MailOutbox, mail_id: str) -> dict[str, Any]:
+    async def cancel(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
         row = await _existing(outbox, mail_id)
         if not await outbox.cancel([row["id"]]):
             raise NotAllowed(f"a mail that is {row['status']} cannot be cancelled: only a queued one")

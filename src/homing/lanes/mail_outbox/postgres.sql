@@ -130,16 +130,23 @@ RETURNING o.id
 
 -- name: sweep
 -- Two kinds of rows end without an attempt: the expired, and those at a limit that was lowered since.
-WITH over AS MATERIALIZED (
-    (SELECT id, 'expired' AS status
-     FROM mail_outbox
-     WHERE status = 'queued' AND expires_at <= now()
-     ORDER BY expires_at LIMIT :limit FOR UPDATE SKIP LOCKED)
+WITH expired AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'queued' AND expires_at <= now()
+    ORDER BY expires_at
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+), exhausted AS MATERIALIZED (
+    SELECT id
+    FROM mail_outbox
+    WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+), over AS (
+    SELECT id, 'expired' AS status FROM expired
     UNION ALL
-    (SELECT id, 'failed' AS status
-     FROM mail_outbox
-     WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
-     LIMIT :limit FOR UPDATE SKIP LOCKED)
+    SELECT id, 'failed' FROM exhausted WHERE id NOT IN (SELECT id FROM expired)
 )
 UPDATE mail_outbox AS o
 SET status = over.status,

@@ -8,8 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from tests.components.obtain import Missing, install_package
-from tests.components.processes import account_for_servers, free_port, guard, hold, make_home, wait_until
+from homing.testing.components.obtain import Missing, install_package
+from homing.testing.components.processes import (
+    account_for_servers,
+    free_port,
+    guard,
+    hold,
+    make_home,
+    wait_until,
+)
 
 #: Administrators' folders, which an ordinary user's PATH leaves out.
 _FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/libexec/postfix:/usr/lib/postfix/sbin"

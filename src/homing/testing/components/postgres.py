@@ -23,8 +23,8 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
-from tests.components.obtain import Missing, announce, install_package
-from tests.components.processes import (
+from homing.testing.components.obtain import Missing, announce, install_package
+from homing.testing.components.processes import (
     account_for_servers,
     copy_where_reachable,
     free_port,

@@ -1,0 +1,99 @@
+"""The results, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from homing.proof.bench.create import CreateTable
+from homing.proof.bench.latency import LatencyTable
+from homing.proof.bench.measure import Budget, Series
+from homing.proof.bench.memory import MemoryTable
+from homing.proof.bench.race import HOMING, MailTable
+from homing.proof.bench.scale import ScaleTable
+
+
+def mail_table(result: MailTable) -> RenderableType:
+    table = _table("path", "mails/s", "spread", "of the limit", "Homing ÷ it", "CPU µs/mail", "SQL/mail")
+    for line in result.lines:
+        over = "" if line.name == HOMING else _short(line.homing_over.median)
+        table.add_row(
+            line.name, _rate(line.rate), _spread(line.rate), f"{line.of_limit.median:.3f}", over,
+            f"{line.cpu_micros.median:,.0f}", f"{line.transactions_per_mail.median:.3f}",
+        )  # fmt: skip
+    missing = [f"not installed, so left out: {name}" for name in result.left_out]
+    return Group(table, *missing, budget_lines(result.budgets))
+
+
+def scale_table(result: ScaleTable) -> RenderableType:
+    table = _table("rows due", "held back", "claim buffers", "claim ms", "settle buffers", "settle ms")
+    for cost in result.costs:
+        table.add_row(
+            f"{cost.queued:,}", f"{cost.held_back:,}", f"{cost.claim_buffers:,.0f}", f"{cost.claim_ms:.2f}",
+            f"{cost.settle_buffers:,.0f}", f"{cost.settle_ms:.2f}",
+        )  # fmt: skip
+    return Group(table, budget_lines(result.budgets))
+
+
+def latency_table(result: LatencyTable) -> RenderableType:
+    table = _table("wake-up", "p50 ms", "p90 ms", "p99 ms", "longest ms")
+    for wake in result.wakes:
+        table.add_row(wake.name, *(f"{value:.1f}" for value in (wake.p50, wake.p90, wake.p99, wake.longest)))
+    return Group(table, budget_lines(result.budgets))
+
+
+def memory_table(result: MemoryTable) -> RenderableType:
+    weight = result.weight
+    table = _table("backlog", "delivered", "empty MB", "working MB")
+    table.add_row(
+        f"{weight.backlog:,}", f"{weight.delivered:,}", f"{weight.empty:.1f}", f"{weight.working:.1f}"
+    )
+    return Group(table, budget_lines(result.budgets))
+
+
+def create_table(result: CreateTable) -> RenderableType:
+    table = _table("endpoint", "requests/s", "spread", "ratio")
+    table.add_row("without a database", _rate(result.without_database), _spread(result.without_database), "1")
+    table.add_row(
+        HOMING, _rate(result.with_database), _spread(result.with_database), f"{result.ratio.median:.2f}"
+    )
+    return Group(table, budget_lines(result.budgets))
+
+
+def budget_lines(budgets: Iterable[Budget]) -> RenderableType:
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for budget in budgets:
+        sign = "[green]✔[/]" if budget.met else "[red]✖[/]"
+        table.add_row(sign, budget.what, f"{_short(budget.measured)}{budget.unit}", _promise(budget))
+    return table
+
+
+def _promise(budget: Budget) -> str:
+    sign = "≥" if budget.at == "least" else "≤"
+    goal = (
+        ""
+        if budget.goal is None
+        else f", goal {budget.goal:g}{' reached' if budget.reaches(budget.goal) else ''}"
+    )
+    return f"(budget {sign} {budget.bound:g}{budget.unit}{goal})"
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _rate(series: Series) -> str:
+    return f"{series.median:,.0f}"
+
+
+def _spread(series: Series) -> str:
+    return f"±{series.spread / 2:.0%}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
