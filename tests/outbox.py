@@ -68,7 +68,12 @@ class Bench:
 
     async def insert(self, count: int = 1, **columns: Any) -> list[int]:
         """Mails as another program would order them."""
-        values: Mapping[str, Any] = {"to_address": "ann@example.org", "subject": "Hi", "text_body": "Hello.", **columns}
+        values: Mapping[str, Any] = {
+            "to_address": "ann@example.org",
+            "subject": "Hi",
+            "text_body": "Hello.",
+            **columns,
+        }
         names = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
         statement = f"INSERT INTO mail_outbox ({names}) VALUES ({marks}) RETURNING id"

@@ -24,7 +24,9 @@ SELECT 'a@example.org', 's', 'b', CASE WHEN g % 10 = 0 THEN 'queued' ELSE 'sent'
 
 async def plan_of(opened: Bench, name: str, **parameters: object) -> str:
     query = opened.outbox._queries[name]
-    explain = "EXPLAIN (FORMAT JSON) " if opened.homing.database.dialect == "postgres" else "EXPLAIN QUERY PLAN "
+    explain = (
+        "EXPLAIN (FORMAT JSON) " if opened.homing.database.dialect == "postgres" else "EXPLAIN QUERY PLAN "
+    )
     values = {**opened.outbox._parameters, **parameters}
     explained = type(query)("explain", explain + query.sql, query.parameters, writes=False)
     rows = await opened.homing.database.fetch(explained, values)

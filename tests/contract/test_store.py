@@ -109,7 +109,12 @@ async def test_one_batch_settles_each_claim_in_its_own_way(lane: Bench) -> None:
     stale = claims[d]
     await lane.outbox.release([stale])
     settled = await lane.outbox.settle(
-        [(claims[b], RetryIn(90.0, FAILURE)), (stale, Complete()), (claims[c], Bury(FAILURE)), (claims[a], Complete())]
+        [
+            (claims[b], RetryIn(90.0, FAILURE)),
+            (stale, Complete()),
+            (claims[c], Bury(FAILURE)),
+            (claims[a], Complete()),
+        ]
     )
     assert settled == {a, b, c}
     assert [(await lane.row(id))["status"] for id in (a, b, c, d)] == ["sent", "queued", "failed", "queued"]
@@ -156,7 +161,11 @@ async def test_the_fourth_rescue_costs_an_attempt(lane: Bench) -> None:
         await lane.age(id, 1000)
         await lane.homing.maintenance.rescue()
         row = await lane.row(id)
-        assert (row["rescue_count"], row["retry_count"], row["status"]) == (rescues, int(rescues == 4), "queued")
+        assert (row["rescue_count"], row["retry_count"], row["status"]) == (
+            rescues,
+            int(rescues == 4),
+            "queued",
+        )
         assert await lane.outbox.settle([(claim, Complete())]) == set()
     assert "worker_died" in (await lane.row(id))["last_error"]
     assert await lane.outbox.claim(1) == [], "a charged rescue waits like any failed attempt"
@@ -178,7 +187,9 @@ async def test_a_row_that_kills_its_workers_ends(lane: Bench) -> None:
 async def test_maintenance_ends_rows_beyond_a_lowered_limit(database_url: str) -> None:
     async with bench(database_url) as before:
         over, under = await before.insert(2)
-        await before.sql("UPDATE mail_outbox SET retry_count = 3, last_error = 'x' WHERE id = :id RETURNING id", id=over)
+        await before.sql(
+            "UPDATE mail_outbox SET retry_count = 3, last_error = 'x' WHERE id = :id RETURNING id", id=over
+        )
         await before.sql("UPDATE mail_outbox SET retry_count = 1 WHERE id = :id RETURNING id", id=under)
     async with bench(database_url, dispatch_max_attempts=3) as lowered:
         await lowered.homing.maintenance.once()
@@ -192,7 +203,9 @@ async def test_maintenance_ends_what_has_expired(lane: Bench) -> None:
     sooner, later = "2020-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"
     cast = "::text::timestamptz" if lane.homing.database.dialect == "postgres" else ""
     for id, moment in ((past, sooner), (future, later)):
-        await lane.sql(f"UPDATE mail_outbox SET expires_at = :t{cast} WHERE id = :id RETURNING id", t=moment, id=id)
+        await lane.sql(
+            f"UPDATE mail_outbox SET expires_at = :t{cast} WHERE id = :id RETURNING id", t=moment, id=id
+        )
     await lane.homing.maintenance.once()
     states = [(await lane.row(id))["status"] for id in (past, future, never)]
     assert states == ["expired", "queued", "queued"]
@@ -205,7 +218,9 @@ async def test_renewing_and_settling_the_same_rows_at_once_never_deadlocks(lane:
     for _ in range(10):
         backwards = list(reversed(claims))
         results = await asyncio.gather(
-            lane.outbox.renew(claims), lane.outbox.renew(backwards), lane.outbox.renew(claims[::3] + claims[1::3])
+            lane.outbox.renew(claims),
+            lane.outbox.renew(backwards),
+            lane.outbox.renew(claims[::3] + claims[1::3]),
         )
         assert [len(kept) for kept in results] == [40, 40, 27]
     await asyncio.gather(

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.engine.model import Bury, Claim, Complete, Delivered, Discard, Failure, Reject, Retry, RetryIn, Skip
+from homing.engine.model import (
+    Bury,
+    Claim,
+    Complete,
+    Delivered,
+    Discard,
+    Failure,
+    Reject,
+    Retry,
+    RetryIn,
+    Skip,
+)
 from homing.engine.policy import Exponential, Policy, decide
 
 FAILURE = Failure("network_error", "gone")
@@ -23,7 +34,9 @@ def policy(max_attempts: int = 5, backoff: Exponential | None = None) -> Policy:
 
 
 @pytest.mark.clause("OUT-09", "OUT-10")
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 60), (2, 120), (3, 240), (4, 480), (6, 1920), (7, 3600), (60, 3600)])
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(1, 60), (2, 120), (3, 240), (4, 480), (6, 1920), (7, 3600), (60, 3600)]
+)
 def test_backoff_is_the_formula_of_the_specification(failures: int, seconds: float) -> None:
     """Base·2^n, capped, n counted after the increment; without jitter it is deterministic."""
     backoff = Exponential(30, 3600, 0.0)
@@ -39,7 +52,9 @@ def test_backoff_is_the_formula_of_the_specification(failures: int, seconds: flo
     maximum=st.integers(1, 2_592_000),
     seed=st.integers(),
 )
-def test_jitter_spreads_around_the_capped_wait(failures: int, jitter: float, base: int, maximum: int, seed: int) -> None:
+def test_jitter_spreads_around_the_capped_wait(
+    failures: int, jitter: float, base: int, maximum: int, seed: int
+) -> None:
     rand = random.Random(seed).random
     capped = min(base * 2.0 ** min(failures, 64), maximum)
     wait = Exponential(base, maximum, jitter)(failures, rand)

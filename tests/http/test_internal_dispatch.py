@@ -91,7 +91,9 @@ async def test_no_body_is_the_defaults(api: Api) -> None:
 
 
 @pytest.mark.clause("API-02")
-async def test_the_reply_comes_when_the_claim_has_committed_and_before_the_mails_are_sent(database_url: str) -> None:
+async def test_the_reply_comes_when_the_claim_has_committed_and_before_the_mails_are_sent(
+    database_url: str,
+) -> None:
     def slow(stage: Stage, _argument: str) -> Act | None:
         return reply("250 2.0.0 ok", delay=0.2) if stage == "mail" else None
 
@@ -230,7 +232,9 @@ async def test_a_lock_on_the_table_is_a_409_and_nothing_is_half_claimed_postgres
 
 
 @pytest.mark.clause("API-06")
-async def test_a_locked_file_is_a_409_and_nothing_is_half_claimed_sqlite(tmp_path: Path, sink: SmtpSink) -> None:
+async def test_a_locked_file_is_a_409_and_nothing_is_half_claimed_sqlite(
+    tmp_path: Path, sink: SmtpSink
+) -> None:
     path = tmp_path / "locked.db"
     async for api in opened(f"sqlite:///{path}?busy_timeout=0.1", sink):
         (id,) = await api.insert()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from email import message_from_bytes, policy
 from pathlib import Path
@@ -17,7 +17,7 @@ from homing.db import instant
 from homing.engine.model import Bury, Complete, RetryIn
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, drop, reply
 from tests.outbox import Bench, bench
-from tests.senders.peers import aiosmtpd_peer
+from tests.senders.peers import AiosmtpdPeer, aiosmtpd_peer
 
 
 @pytest.fixture
@@ -30,6 +30,12 @@ async def sink() -> AsyncIterator[SmtpSink]:
 async def lane(database_url: str, sink: SmtpSink) -> AsyncIterator[Bench]:
     async with bench(database_url, mail_url=sink.url) as opened:
         yield opened
+
+
+@pytest.fixture
+def peer() -> Iterator[AiosmtpdPeer]:
+    with aiosmtpd_peer() as server:
+        yield server
 
 
 def refusing(*answers: tuple[str, str]) -> SmtpSink:
@@ -48,19 +54,18 @@ def refusing(*answers: tuple[str, str]) -> SmtpSink:
 
 
 @pytest.mark.clause("OUT-05")
-async def test_an_insert_by_psql_or_another_driver_is_a_complete_order(postgres_url: str) -> None:
+async def test_an_insert_by_another_driver_is_a_complete_order(postgres_url: str, peer: AiosmtpdPeer) -> None:
     """Recipient, subject and body are enough; the independent peer is aiosmtpd."""
-    with aiosmtpd_peer() as peer:
-        async with bench(postgres_url, mail_url=f"smtp://127.0.0.1:{peer.port}") as lane:
-            connection = await asyncpg.connect(postgres_url)
-            await connection.execute(
-                "INSERT INTO mail_outbox (to_address, subject, text_body) VALUES ('ann@example.org', 'Hi', 'Hello.')"
-            )
-            await connection.close()
-            (settlement,) = (await lane.deliver()).values()
-            assert isinstance(settlement, Complete)
-        (envelope,) = peer.envelopes
-        (content,) = peer.contents
+    async with bench(postgres_url, mail_url=f"smtp://127.0.0.1:{peer.port}") as lane:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(
+            "INSERT INTO mail_outbox (to_address, subject, text_body) VALUES ('ann@example.org', 'Hi', 'Hello.')"
+        )
+        await connection.close()
+        (settlement,) = (await lane.deliver()).values()
+        assert isinstance(settlement, Complete)
+    (envelope,) = peer.envelopes
+    (content,) = peer.contents
     assert envelope.rcpt_tos == ["ann@example.org"]
     message = message_from_bytes(content, policy=policy.default)
     assert (message["subject"], message.get_content().strip()) == ("Hi", "Hello.")
@@ -96,7 +101,9 @@ async def test_the_columns_of_the_specification(database_url: str) -> None:
 
 
 @pytest.mark.clause("OUT-05")
-@pytest.mark.parametrize("written", ["2099-01-02 03:04:05", "2099-01-02T03:04:05+00:00", "2099-01-02T03:04:05Z"])
+@pytest.mark.parametrize(
+    "written", ["2099-01-02 03:04:05", "2099-01-02T03:04:05+00:00", "2099-01-02T03:04:05Z"]
+)
 async def test_sqlite_reads_times_in_any_iso_form(sqlite_url: str, written: str) -> None:
     async with bench(sqlite_url) as lane:
         (id,) = await lane.insert(next_attempt_at=written)
@@ -118,10 +125,17 @@ async def test_sqlite_refuses_a_time_that_is_none(sqlite_url: str) -> None:
 @pytest.mark.clause("OUT-07", "OUT-08")
 async def test_a_success(lane: Bench, sink: SmtpSink) -> None:
     (id,) = await lane.insert()
-    await lane.sql("UPDATE mail_outbox SET last_error = 'earlier', retry_count = 2 WHERE id = :id RETURNING id", id=id)
+    await lane.sql(
+        "UPDATE mail_outbox SET last_error = 'earlier', retry_count = 2 WHERE id = :id RETURNING id", id=id
+    )
     await lane.deliver()
     row = await lane.row(id)
-    assert (row["status"], row["last_error"], row["retry_count"], row["provider"]) == ("sent", None, 2, "smtp")
+    assert (row["status"], row["last_error"], row["retry_count"], row["provider"]) == (
+        "sent",
+        None,
+        2,
+        "smtp",
+    )
     assert instant(row["last_attempt_at"]) is not None
     assert instant(row["sent_at"]) is not None
     assert json.loads(row["recipients"])["ann@example.org"]["status"] == "accepted"
@@ -167,7 +181,9 @@ async def test_a_deferred_mail_is_charged_and_waits_by_the_formula(database_url:
         ({"to_address": "bo@example.org", "from_address": "nobody"}, "the sender"),
     ],
 )
-async def test_a_permanent_refusal_fails_at_once(database_url: str, columns: dict[str, str], error: str) -> None:
+async def test_a_permanent_refusal_fails_at_once(
+    database_url: str, columns: dict[str, str], error: str
+) -> None:
     async with (
         refusing(("ann@", "550 5.1.1 no such user")) as relay,
         bench(database_url, mail_url=relay.url) as lane,
@@ -181,7 +197,9 @@ async def test_a_permanent_refusal_fails_at_once(database_url: str, columns: dic
 
 
 @pytest.mark.clause("OUT-06")
-async def test_a_connection_that_fails_is_a_failed_attempt_and_the_breaker_saves_the_rest(database_url: str) -> None:
+async def test_a_connection_that_fails_is_a_failed_attempt_and_the_breaker_saves_the_rest(
+    database_url: str,
+) -> None:
     async with SmtpSink() as gone:
         url = gone.url
     async with bench(database_url, mail_url=url, mail_connections=1) as lane:
@@ -220,7 +238,9 @@ async def test_the_breaker_closes_again_when_a_probe_succeeds(database_url: str)
 @pytest.mark.clause("OUT-06")
 async def test_a_relay_that_is_busy_for_everybody_costs_nothing_ten_times(database_url: str) -> None:
     async with (
-        SmtpSink(script=lambda stage, _argument: reply("421 4.3.2 busy", drop=True) if stage == "mail" else None) as busy,
+        SmtpSink(
+            script=lambda stage, _argument: reply("421 4.3.2 busy", drop=True) if stage == "mail" else None
+        ) as busy,
         bench(database_url, mail_url=busy.url) as lane,
     ):
         (id,) = await lane.insert()
@@ -275,7 +295,11 @@ async def test_each_recipient_has_a_verdict_and_a_retry_reaches_only_the_open_on
         await lane.deliver()
         row = await lane.row(id)
         verdicts = {address: v["status"] for address, v in json.loads(row["recipients"]).items()}
-        assert verdicts == {"ann@example.org": "accepted", "bo@example.org": "deferred", "cy@example.org": "rejected"}
+        assert verdicts == {
+            "ann@example.org": "accepted",
+            "bo@example.org": "deferred",
+            "cy@example.org": "rejected",
+        }
         assert (row["status"], row["retry_count"]) == ("queued", 1)
         del answers["bo@"]
         await lane.age(id, 1000)
@@ -302,7 +326,9 @@ async def test_bcc_is_in_the_envelope_and_in_no_header(lane: Bench, sink: SmtpSi
     assert b"secret@example.org" not in mail.data
 
 
-async def test_a_malformed_recipient_does_not_keep_the_others_from_theirs(lane: Bench, sink: SmtpSink) -> None:
+async def test_a_malformed_recipient_does_not_keep_the_others_from_theirs(
+    lane: Bench, sink: SmtpSink
+) -> None:
     (id,) = await lane.insert(to_address="ann@example.org, not an address")
     await lane.deliver()
     assert [mail.recipients for mail in sink.mails] == [("ann@example.org",)]
@@ -341,7 +367,9 @@ async def test_everything_a_mail_can_have_arrives(lane: Bench, sink: SmtpSink) -
     assert (attachment.get_filename(), attachment.get_content().strip()) == ("a.txt", "hello")
 
 
-async def test_a_template_with_variables_and_locale(database_url: str, sink: SmtpSink, tmp_path: Path) -> None:
+async def test_a_template_with_variables_and_locale(
+    database_url: str, sink: SmtpSink, tmp_path: Path
+) -> None:
     folder = tmp_path / "templates" / "welcome"
     folder.mkdir(parents=True)
     for locale, word in (("en", "Welcome"), ("de", "Willkommen")):
@@ -375,7 +403,10 @@ async def test_an_expired_mail_is_not_sent(lane: Bench, sink: SmtpSink) -> None:
 
 
 async def test_last_error_is_compact(database_url: str) -> None:
-    async with refusing(("ann@", "550 5.1.1 " + "x" * 3000)) as relay, bench(database_url, mail_url=relay.url) as lane:
+    async with (
+        refusing(("ann@", "550 5.1.1 " + "x" * 3000)) as relay,
+        bench(database_url, mail_url=relay.url) as lane,
+    ):
         (id,) = await lane.insert()
         await lane.deliver()
         assert len((await lane.row(id))["last_error"]) <= 500
@@ -389,7 +420,9 @@ async def test_one_log_line_per_attempt_and_no_address_in_it(database_url: str) 
         refusing(("bo.secret@", "550 5.1.1 <bo.secret@example.org> unknown")) as relay,
         bench(database_url, mail_url=relay.url) as lane,
     ):
-        (good,) = await lane.insert(to_address="Ann Secret <ann.secret@example.org>", subject="hush", text_body="hush hush")
+        (good,) = await lane.insert(
+            to_address="Ann Secret <ann.secret@example.org>", subject="hush", text_body="hush hush"
+        )
         (bad,) = await lane.insert(to_address="bo.secret@example.org", subject="hush")
         await lane.deliver()
         lines = {line["id"]: line for line in lane.log.all("delivery.attempted")}
@@ -397,7 +430,15 @@ async def test_one_log_line_per_attempt_and_no_address_in_it(database_url: str) 
         assert lines[good]["outcome"] == "delivered"
         assert lines[bad]["outcome"] == "reject"
         for line in lines.values():
-            assert {"lane", "claim_seq", "attempt", "settlement", "settled", "duration_ms", "provider"} <= line.keys()
+            assert {
+                "lane",
+                "claim_seq",
+                "attempt",
+                "settlement",
+                "settled",
+                "duration_ms",
+                "provider",
+            } <= line.keys()
         assert "secret" not in lane.log.text
         assert "hush" not in lane.log.text
 

@@ -11,7 +11,7 @@ import sys
 import typer
 from rich.console import Console
 
-from homing.cli import doctor, mails, prove, run
+from homing.cli import chaos, doctor, mails, prove, run
 from homing.errors import DatabaseError, HomingError, SettingsError
 
 ENV_PREFIX = "HOMING"
@@ -28,6 +28,7 @@ run.add_to(app)
 mails.add_to(app)
 doctor.add_to(app)
 prove.add_to(app)
+chaos.add_to(app)
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from litestar.config.response_cache import ResponseCacheConfig
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency, Provide
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import ScalarRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.static_files import create_static_files_router
-from litestar.types import ControllerRouterHandler
+from litestar.types import ControllerRouterHandler, Empty
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from homing import __version__
@@ -39,6 +39,8 @@ class StrictRequest(Request[Any, Any, Any]):
     """Litestar converts leniently; this decodes into the handler's type before Litestar can."""
 
     async def json(self) -> Any:
+        if self.route_handler.opt.get("reads_own_body"):
+            return Empty
         require_json(self.headers.get("content-type"))
         field = self.route_handler.parsed_data_field
         return decode(await self.body(), field.annotation if field else Any)
@@ -86,10 +88,10 @@ def build_app(
         openapi_config=OpenAPIConfig(
             "Homing",
             __version__,
-            path="/docs",
-            render_plugins=[ScalarRenderPlugin(path="/")],
+            path="/openapi.json",
+            render_plugins=[JsonRenderPlugin(path="/")],
             use_handler_docstrings=True,
-        ),
+        ),  # fmt: skip
         signature_types=[Callable, Awaitable, Telemetry],
         logging_config=None,
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import email
 import email.message
 import email.policy
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from jinja2 import Environment, PackageLoader
-from litestar import Controller, MediaType, Response, get
+from litestar import Controller, MediaType, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
@@ -45,6 +47,13 @@ class Dashboard(Controller):
             caught=[_listed(row) for row in await shelf.list(30)],
         )
 
+    @get("/docs", media_type=MediaType.HTML)
+    async def docs(self, request: Request[Any, Any, Any]) -> str:
+        schema = request.app.openapi_schema.to_schema()
+        return _pages.get_template("docs.html").render(
+            version=__version__, operations=list(_operations(schema)), schemas=schema["components"]["schemas"]
+        )
+
     @get("/caught/{id:int}", media_type=MediaType.HTML)
     async def caught(self, shelf: NamedDependency[Shelf], id: FromPath[int]) -> str:
         row, source = await _found(shelf, id)
@@ -75,6 +84,17 @@ async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
     if found is None:
         raise NotFound(f"there is no caught mail {id}")
     return found
+
+
+def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The API, one call at a time, in the words of its OpenAPI description."""
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            body = (
+                operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+            )
+            names = re.findall(r"#/components/schemas/(\w+)", str(body)) if body else []
+            yield {"path": path, "method": method.upper(), "body": names[0] if names else None, **operation}
 
 
 def _listed(row: Any) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class PostOffice:
         await self._in_thread(self._set_up)
 
     async def deliver(self) -> int:
-        return await self._in_thread(self._send_all)
+        delivered: int = await self._in_thread(self._send_all)
+        return delivered
 
     async def close(self) -> None:
         await self._in_thread(import_module("django.db").connections.close_all)

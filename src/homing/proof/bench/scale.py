@@ -50,7 +50,7 @@ class Cost(Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        return f"{self.queued:,} rows" + (f" and {self.held_back:,} held back" if self.held_back else "")
+        return f"{self.queued:,} rows" + (f", {self.held_back:,} held back" if self.held_back else "")
 
 
 class ScaleTable(Struct, frozen=True):
@@ -192,8 +192,8 @@ def budgets(costs: Sequence[Cost]) -> list[Budget]:
 
 
 _COMPARED = {
-    "claim_buffers": "buffers of a claim",
-    "claim_ms": "time of a claim",
-    "settle_buffers": "buffers of a settlement",
-    "settle_ms": "time of a settlement",
+    "claim_buffers": "claim buffers",
+    "claim_ms": "claim time",
+    "settle_buffers": "settle buffers",
+    "settle_ms": "settle time",
 }

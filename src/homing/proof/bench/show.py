@@ -16,7 +16,7 @@ from homing.proof.bench.scale import ScaleTable
 
 
 def mail_table(result: MailTable) -> RenderableType:
-    table = _table("path", "mails/s", "spread", "of the limit", "Homing ÷ it", "CPU µs/mail", "SQL/mail")
+    table = _table("path", "mails/s", "spread", "of limit", "Homing÷", "CPU µs", "commits")
     for line in result.lines:
         over = "" if line.name == HOMING else _short(line.homing_over.median)
         table.add_row(
@@ -55,7 +55,7 @@ def memory_table(result: MemoryTable) -> RenderableType:
 
 def create_table(result: CreateTable) -> RenderableType:
     table = _table("endpoint", "requests/s", "spread", "ratio")
-    table.add_row("without a database", _rate(result.without_database), _spread(result.without_database), "1")
+    table.add_row("without database", _rate(result.without_database), _spread(result.without_database), "1")
     table.add_row(
         HOMING, _rate(result.with_database), _spread(result.with_database), f"{result.ratio.median:.2f}"
     )
@@ -81,9 +81,10 @@ def _promise(budget: Budget) -> str:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(first)
+    table = Table()
+    table.add_column(first, no_wrap=True)
     for name in others:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -98,7 +98,7 @@ def check(evidence: Evidence) -> Verdict:
     interrupted = _interrupted(evidence)
     checks = [
         _nothing_lost(evidence, deliveries),
-        _nothing_unexpected(evidence, ids),
+        _nothing_unexpected(evidence),
         _nothing_left(evidence.ends),
         _all_sent(evidence.ends),
         _settled_once(evidence),
@@ -128,15 +128,19 @@ def _nothing_lost(evidence: Evidence, deliveries: Mapping[int, int]) -> Check:
     return _none("lost", [*vanished, *missing])
 
 
-def _nothing_unexpected(evidence: Evidence, ids: Mapping[str, int]) -> Check:
+def _nothing_unexpected(evidence: Evidence) -> Check:
+    return _none("unexpected", _strange(evidence))
+
+
+def _strange(evidence: Evidence) -> list[str]:
+    """What reached the sink and is in no row, or not under the Message-ID of its row."""
     tokens = {end.address: end.token for end in evidence.ends}
-    strange = [
+    return [
         f"{address} {delivery.message_id}"
         for delivery in evidence.deliveries
         for address in delivery.to
-        if address not in ids or tokens[address] not in (delivery.message_id or "")
+        if address not in tokens or tokens[address] not in (delivery.message_id or "")
     ]
-    return _none("unexpected", strange)
 
 
 def _nothing_left(ends: Sequence[End]) -> Check:
@@ -225,6 +229,7 @@ def _figures(
         "acked": sum(end.status == "sent" for end in evidence.ends),
         "arrived": len(deliveries),
         "lost": len(evidence.ordered) - len(deliveries),
+        "unexpected": len(_strange(evidence)),
         "recovered": sum(end.rescue_count > 0 for end in evidence.ends),
         "duplicated": sum(count - 1 for count in deliveries.values()),
         "duplicates_certain": sum(fault.accepted for fault in faults),
