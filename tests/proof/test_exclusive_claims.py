@@ -11,11 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from homing.app import opened
 from homing.db import Query, connect
 from homing.lanes.mail_outbox.lane import transition
 from homing.lanes.mail_outbox.outbox import MailOutbox
-from homing.settings import load_settings
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +27,10 @@ SELECT 'mail' || n || '@example.org', 'One of many', 'Hello' FROM numbers
 
 
 async def fill(url: str, rows: int) -> None:
+    # Not at the top: every claiming process imports this module, and needs neither.
+    from homing.app import opened
+    from homing.settings import load_settings
+
     async with opened(load_settings({"database_url": url}, environ={})) as homing:
         await homing.migrate()
         await homing.database.run_script(_FILL.format(rows=rows))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from email.policy import SMTP
+from functools import partial
 from typing import cast
 
 from homing.proof.bench.contender import CONNECTIONS, Job
@@ -24,10 +25,9 @@ class Limit:
     async def prepare(self) -> None:
         loop = asyncio.get_running_loop()
         mails = [_ready_made(number) for number in range(1, _DIFFERENT_MAILS + 1)]
-        for _ in range(CONNECTIONS):
-            _, connection = await loop.create_connection(
-                lambda: _Connection(mails), "127.0.0.1", self._job.smtp_port
-            )
+        for first in range(CONNECTIONS):
+            connection = _Connection(mails[first::CONNECTIONS])
+            await loop.create_connection(partial(_itself, connection), "127.0.0.1", self._job.smtp_port)
             self._connections.append(connection)
         await asyncio.gather(*(connection.ended for connection in self._connections))
 
@@ -42,6 +42,10 @@ class Limit:
     async def close(self) -> None:
         for connection in self._connections:
             connection.transport.close()
+
+
+def _itself(connection: _Connection) -> _Connection:
+    return connection
 
 
 def _ready_made(number: int) -> tuple[bytes, bytes]:
@@ -78,7 +82,7 @@ class _Connection(asyncio.Protocol):
         if self._sent == self._wanted:
             self.ended.set_result(self._wanted)
             return
-        envelope, _ = self._mails[self._sent % _DIFFERENT_MAILS]
+        envelope, _ = self._mails[self._sent % len(self._mails)]
         self.transport.write(envelope)
 
     def data_received(self, data: bytes) -> None:
@@ -88,7 +92,7 @@ class _Connection(asyncio.Protocol):
         self._lines += data.count(b"\n")
         if not self._in_data and self._lines == 3:
             self._lines, self._in_data = 0, True
-            self.transport.write(self._mails[self._sent % _DIFFERENT_MAILS][1])
+            self.transport.write(self._mails[self._sent % len(self._mails)][1])
         elif self._in_data and self._lines:
             self._lines, self._in_data = 0, False
             self._accepted(data)

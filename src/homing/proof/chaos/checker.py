@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -244,5 +245,6 @@ def _figures(
         "leases_noticed_lost": len(testimony.lost),
         "rescues": sum(end.rescue_count for end in evidence.ends),
         "charged_retries": sum(end.retry_count for end in evidence.ends),
+        "median_recovery_seconds": round(median(recoveries), 2) if recoveries else 0.0,
         "slowest_recovery_seconds": round(max(recoveries, default=0.0), 2),
     }

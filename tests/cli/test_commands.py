@@ -1,0 +1,226 @@
+"""The commands, as processes: what they print, and what they exit with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Homing = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOMING_", "DISPATCH_"))}
+    return {**kept, "HOMING_DATABASE_URL": f"sqlite:///{tmp_path}/homing.db", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def homing(environment: dict[str, str], tmp_path: Path) -> Homing:
+    def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "homing", *arguments],
+            env={**environment, **changes}, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def insert(tmp_path: Path, count: int = 1, **columns: Any) -> None:
+    values = {"to_address": "ann@example.org", "subject": "Hi", "text_body": "Hello.", **columns}
+    names, marks = ", ".join(values), ", ".join("?" for _ in values)
+    with sqlite3.connect(tmp_path / "homing.db") as connection:
+        for _ in range(count):
+            connection.execute(f"INSERT INTO mail_outbox ({names}) VALUES ({marks})", list(values.values()))
+    connection.close()
+
+
+def test_migrate_tells_what_it_did(homing: Homing) -> None:
+    assert homing("migrate", "--check").returncode == 1
+    first = homing("migrate")
+    assert first.returncode == 0
+    assert "applied: mail_outbox 0001 mail_outbox" in first.stdout
+    assert "up to date" in homing("migrate").stdout
+    assert homing("migrate", "--check").returncode == 0
+    assert json.loads(homing("migrate", "--check", "--json").stdout) == {"pending": []}
+
+
+def test_a_day_of_mails(homing: Homing, tmp_path: Path) -> None:
+    """Status, list, show, dispatch, requeue, cancel: for people and as JSON."""
+    homing("migrate")
+    insert(tmp_path, 3)
+    insert(tmp_path, to_address="nonsense")
+    insert(tmp_path, subject="urgently cancelled")
+    assert json.loads(homing("status", "--json").stdout)["mail_outbox"]["queued"] == 5
+    assert homing("cancel", "5").returncode == 0
+    dry = homing("dispatch", "--dry-run", "--json")
+    assert [item["id"] for item in json.loads(dry.stdout)["items"]] == [f"outbox_{n}" for n in (1, 2, 3, 4)]
+    done = json.loads(homing("dispatch", "--json").stdout)
+    assert [item["status"] for item in done["items"]] == ["sent", "sent", "sent", "failed"]
+    assert "nothing is due" in homing("dispatch").stdout
+    status = homing("status").stdout
+    assert all(word in status for word in ("mail_outbox", "sent", "failed", "cancelled"))
+    listed = json.loads(homing("list", "--status", "failed", "--json").stdout)
+    assert [mail["id"] for mail in listed] == ["outbox_4"]
+    shown = homing("show", "outbox_4")
+    assert "invalid_recipient" in shown.stdout
+    assert json.loads(homing("show", "4", "--json").stdout)["retryCount"] == 1
+    assert "1 mail would be changed" in homing("requeue", "--all", "failed", "--dry-run").stdout
+    assert json.loads(homing("requeue", "--all", "failed", "--yes", "--json").stdout) == {"dryRun": False, "requeue": 1}
+    assert json.loads(homing("status", "--json").stdout)["mail_outbox"] | {"oldestDueSeconds": 0} == {
+        "queued": 1, "dispatching": 0, "sent": 3, "failed": 0, "cancelled": 1, "expired": 0, "oldestDueSeconds": 0,
+    }  # fmt: skip
+
+
+def test_acting_on_what_cannot_be_acted_on_changes_nothing(homing: Homing, tmp_path: Path) -> None:
+    homing("migrate")
+    insert(tmp_path, 2)
+    for arguments, words in (
+        (("requeue", "1"), "outbox_1 is queued"),
+        (("cancel", "1", "99"), "there is no mail outbox_99"),
+        (("show", "99"), "there is no mail 99"),
+        (("show", "nonsense"), "ids look like outbox_123"),
+        (("requeue",), "name the mails"),
+        (("requeue", "--all", "sent"), "cannot be used"),
+        (("list", "--status", "odd"), "there is no state"),
+    ):
+        result = homing(*arguments)
+        assert result.returncode == 1, arguments
+        assert words in result.stderr
+    assert json.loads(homing("status", "--json").stdout)["mail_outbox"]["queued"] == 2
+
+
+def test_work_once_delivers_everything_and_ends(homing: Homing, tmp_path: Path) -> None:
+    homing("migrate")
+    insert(tmp_path, 700)
+    result = homing("work", "mail_outbox", "--once")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(homing("status", "--json").stdout)["mail_outbox"]["sent"] == 700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "code", "words"),
+    [
+        (("up",), {"HOMING_DATABASE_URL": "oracle://x"}, 2, "no database URL that Homing knows"),
+        (("up",), {"HOMING_DATABASE_URL": "sqlite:////nowhere/at/all/x.db"}, 3, "there is no folder"),
+        (("status",), {"HOMING_DATABASE_URL": "postgresql://a:hush@127.0.0.1:1/x"}, 3, "cannot reach PostgreSQL"),
+        (("up",), {"HOMING_PRT": "1"}, 2, "did you mean HOMING_PORT"),
+        (("up",), {"DISPATCH_MAX_ATTEMPTS": "0"}, 2, "DISPATCH_MAX_ATTEMPTS='0'"),
+        (("up",), {"HOMING_MAIL_URL": "pigeon://x"}, 2, "no sender for pigeon://"),
+        (("up",), {"HOMING_MAIL_URL": "smtp://user:hush@"}, 2, "smtp"),
+        (("up", "--host", "0.0.0.0"), {}, 2, "not a loopback address"),
+        (("work", "pigeons"), {}, 2, "there is no lane 'pigeons'"),
+        (("work",), {}, 3, "run `homing migrate`"),
+        (("serve",), {}, 3, "run `homing migrate`"),
+        (("status",), {}, 3, "run `homing migrate`"),
+        (("up", "--config", "missing.toml"), {}, 2, "there is no configuration file"),
+    ],
+)
+def test_a_mistake_gets_a_sentence_and_an_exit_code(
+    homing: Homing, arguments: tuple[str, ...], changes: dict[str, str], code: int, words: str
+) -> None:
+    result = homing(*arguments, **changes)
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr
+    assert "hush" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_in_use_says_so(homing: Homing) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = homing("up", "--port", port)
+    assert result.returncode == 1
+    assert f"port {port} is in use" in result.stderr
+    assert "HOMING_PORT" in result.stderr
+
+
+def test_a_locked_file_says_so(homing: Homing, tmp_path: Path) -> None:
+    homing("migrate")
+    insert(tmp_path)
+    other = sqlite3.connect(tmp_path / "homing.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    result = homing("dispatch", HOMING_DATABASE_URL=f"sqlite:///{tmp_path}/homing.db?busy_timeout=0.1")
+    other.close()
+    assert result.returncode == 3
+    assert "locked by another process" in result.stderr
+
+
+def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(homing: Homing, tmp_path: Path) -> None:
+    sick = homing("doctor", "--mail-url", "smtp://127.0.0.1:1", DISPATCH_LEASE_SECONDS="2")
+    assert sick.returncode == 1
+    for words in ("run `homing migrate`", "relay 127.0.0.1:1", "120 is the default"):
+        assert words in sick.stdout
+    homing("migrate")
+    well = homing("doctor", "--json")
+    assert well.returncode == 0, well.stdout
+    checks = {finding["check"]: finding for finding in json.loads(well.stdout)}
+    assert {"database", "SQLite journal_mode", "SQLite synchronous", "migrations", "clock skew", "lease"} <= set(checks)
+    assert all(finding["ok"] for finding in checks.values())
+
+
+def test_the_doctor_on_postgres(homing: Homing, postgres_url: str) -> None:
+    """The server of the test run has fsync off, and the relay is missing: both are found."""
+    homing("migrate", HOMING_DATABASE_URL=postgres_url)
+    result = homing("doctor", "--json", HOMING_DATABASE_URL=postgres_url)
+    findings = {finding["check"]: finding for finding in json.loads(result.stdout)}
+    assert findings["migrations"]["ok"]
+    assert not findings["PostgreSQL fsync"]["ok"]
+    assert "set fsync = on" in findings["PostgreSQL fsync"]["detail"]
+    assert not findings["mail"]["ok"], "catch:// beside PostgreSQL is a finding"
+    assert result.returncode == 1
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return str(response.read().decode())
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    pytest.fail("it did not come true in time")
+
+
+@pytest.mark.slow
+def test_demo_shows_mails_that_fail_and_recover_within_ten_seconds(environment: dict[str, str], tmp_path: Path) -> None:
+    environment.pop("HOMING_DATABASE_URL")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = time.monotonic()
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "homing", "demo", "--port", str(port), "--rate", "50"],
+        env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: "/caught/" in read(f"http://127.0.0.1:{port}/"))
+        assert time.monotonic() - started < 10
+        mails = f"http://127.0.0.1:{port}/api/mail?limit=100&status=sent"
+        until(lambda: any(mail["retryCount"] for mail in json.loads(read(mails))["items"]))
+        page = read(f"http://127.0.0.1:{port}/caught/1")
+        assert "Message-ID" in page
+    finally:
+        demo.send_signal(signal.SIGINT)
+        output, _ = demo.communicate(timeout=20)
+    assert demo.returncode == 0, output
+    assert "demo ended" in output

@@ -1,0 +1,133 @@
+"""Settings: precedence, ranges, unknown names, secrets."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from homing.errors import SettingsError
+from homing.settings import FIELDS, Settings, default_config, environment_name, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.clause("OUT-11")
+def test_the_parameters_of_the_specification_and_their_defaults() -> None:
+    settings = load_settings(environ={})
+    assert settings.dispatch_max_attempts == 5
+    assert settings.dispatch_backoff_base_seconds == 30
+    assert settings.dispatch_backoff_max_seconds == 3600
+    assert settings.dispatch_backoff_jitter == 0.2
+    changed = load_settings(
+        environ={
+            "DISPATCH_MAX_ATTEMPTS": "7",
+            "DISPATCH_BACKOFF_BASE_SECONDS": "10",
+            "DISPATCH_BACKOFF_MAX_SECONDS": "600",
+            "DISPATCH_BACKOFF_JITTER": "0",
+        }
+    )
+    assert (changed.dispatch_max_attempts, changed.dispatch_backoff_base_seconds) == (7, 10)
+    assert (changed.dispatch_backoff_max_seconds, changed.dispatch_backoff_jitter) == (600, 0.0)
+
+
+@pytest.mark.clause("OUT-11")
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("DISPATCH_MAX_ATTEMPTS", "0", "1 to 1000"),
+        ("DISPATCH_MAX_ATTEMPTS", "2.5", "1 to 1000"),
+        ("DISPATCH_MAX_ATTEMPTS", "many", "1 to 1000"),
+        ("DISPATCH_BACKOFF_BASE_SECONDS", "-1", "1 to 86400"),
+        ("DISPATCH_BACKOFF_MAX_SECONDS", "0", "1 to 2592000"),
+        ("DISPATCH_BACKOFF_JITTER", "1.5", "0.0 to 1.0"),
+        ("DISPATCH_BACKOFF_JITTER", "nan", "0.0 to 1.0"),
+        ("DISPATCH_LEASE_SECONDS", "0", "1.0 to 3600.0"),
+        ("HOMING_PORT", "70000", "0 to 65535"),
+    ],
+)
+def test_a_value_out_of_range_names_the_setting_the_value_and_the_range(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environ={name: value})
+    message = str(caught.value)
+    assert name in message
+    assert value in message
+    assert allowed in message
+
+
+def test_the_base_may_not_be_more_than_the_maximum() -> None:
+    with pytest.raises(SettingsError, match="DISPATCH_BACKOFF_BASE_SECONDS=30 is more than"):
+        load_settings(environ={"DISPATCH_BACKOFF_MAX_SECONDS": "20"})
+
+
+def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(tmp_path: Path) -> None:
+    (tmp_path / "homing.toml").write_text('port = 1001\nhost = "127.0.0.3"\nmail_from = "file@example.org"\n')
+    environ = {"HOMING_PORT": "1002", "HOMING_HOST": "127.0.0.2"}
+    settings = load_settings({"port": 1003, "host": None}, environ=environ)
+    assert (settings.port, settings.host, settings.mail_from) == (1003, "127.0.0.2", "file@example.org")
+    assert settings.database_url == "sqlite:///homing.db"
+
+
+def test_unset_is_not_default(tmp_path: Path) -> None:
+    """A setting that only the file names is not overridden by the environment's silence."""
+    (tmp_path / "homing.toml").write_text("dispatch_max_attempts = 9\n")
+    assert load_settings(environ={"DISPATCH_MAX_ATTEMPTS": ""}).dispatch_max_attempts == 9
+
+
+def test_an_unknown_name_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="HOMING_DATABSE_URL; did you mean HOMING_DATABASE_URL"):
+        load_settings(environ={"HOMING_DATABSE_URL": "x"})
+    (tmp_path / "homing.toml").write_text("mail_ulr = 'catch://'\n")
+    with pytest.raises(SettingsError, match="mail_ulr; did you mean mail_url"):
+        load_settings(environ={})
+
+
+def test_other_prefixes_and_test_names_are_left_alone() -> None:
+    load_settings(environ={"DISPATCH_SOMETHING": "1", "HOMING_TEST_POSTGRES_URL": "x", "PATH": "/bin"})
+
+
+def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("smtp://user:hush@relay.example\n")
+    settings = load_settings(environ={"HOMING_MAIL_URL_FILE": str(tmp_path / "url")})
+    assert settings.mail_url == "smtp://user:hush@relay.example"
+    with pytest.raises(SettingsError, match="HOMING_MAIL_URL_FILE names .* cannot be read"):
+        load_settings(environ={"HOMING_MAIL_URL_FILE": str(tmp_path / "missing")})
+
+
+def test_a_broken_or_missing_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "homing.toml").write_text("port = \n")
+    with pytest.raises(SettingsError, match="homing.toml cannot be read"):
+        load_settings(environ={})
+    with pytest.raises(SettingsError, match="there is no configuration file"):
+        load_settings(environ={}, config=tmp_path / "other.toml")
+
+
+def test_errors_do_not_show_secrets(tmp_path: Path) -> None:
+    (tmp_path / "homing.toml").write_text("mail_url = 5\nencryption_key = 7777\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environ={})
+    assert "7777" not in str(caught.value)
+
+
+def test_the_names_of_the_design_are_accepted() -> None:
+    names = """HOMING_DATABASE_URL HOMING_JOBS_DATABASE_URL HOMING_NOTIFY_DATABASE_URL HOMING_MAIL_URL HOMING_BROKER_URL
+    HOMING_EMAIL_BROKER_URL HOMING_JOBS_BROKER_URL HOMING_HOST HOMING_PORT HOMING_BASE_URL HOMING_MAIL_FROM
+    HOMING_ENCRYPTION_KEY HOMING_EGRESS_ALLOW HOMING_ALLOW_HTTP HOMING_JOBS_BACKOFF_BASE_SECONDS
+    HOMING_JOBS_BACKOFF_MAX_SECONDS DISPATCH_LEASE_SECONDS""".split()
+    assert set(names) <= set(FIELDS)
+
+
+def test_config_default_toml_is_the_code() -> None:
+    """The file at the root of the repository lists every setting with its default and its comment."""
+    text = (Path(__file__).parent.parent / "config.default.toml").read_text()
+    assert text == default_config(), "run `make config` to write it anew"
+    values = tomllib.loads(text)
+    for field, info in Settings.model_fields.items():
+        assert environment_name(field) in text
+        assert values.get(field) == info.default
+        assert re.search(rf"^#? ?{field} = ", text, re.MULTILINE)
