@@ -51,7 +51,9 @@ def test_the_parameters_of_the_specification_and_their_defaults() -> None:
         ("HOMING_PORT", "70000", "0 to 65535"),
     ],
 )
-def test_a_value_out_of_range_names_the_setting_the_value_and_the_range(name: str, value: str, allowed: str) -> None:
+def test_a_value_out_of_range_names_the_setting_the_value_and_the_range(
+    name: str, value: str, allowed: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings(environ={name: value})
     message = str(caught.value)

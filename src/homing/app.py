@@ -10,9 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-from litestar import Litestar
+from typing import TYPE_CHECKING, Any
 
 from homing.db import connect
 from homing.db.migrate import Migration, check, load_migrations, migrate
@@ -21,9 +19,7 @@ from homing.engine.maintenance import Maintenance
 from homing.engine.policy import Exponential, Policy
 from homing.engine.worker import Worker
 from homing.errors import DatabaseError
-from homing.http.app import build_app
-from homing.http.dashboard import Dashboard
-from homing.lanes.mail_outbox.api import Dispatching, InternalDispatch, MailOrders, Mails
+from homing.lanes.mail_outbox.dispatching import Dispatching
 from homing.lanes.mail_outbox.lane import MailOutboxLane, transition
 from homing.lanes.mail_outbox.outbox import CHANNEL, MailOutbox
 from homing.senders.caught_mail import Shelf
@@ -31,6 +27,9 @@ from homing.senders.open import open_sender
 from homing.senders.templates import Templates
 from homing.settings import Settings
 from homing.telemetry import Telemetry, make_logger
+
+if TYPE_CHECKING:
+    from litestar import Litestar
 
 #: In the order in which their migrations are applied.
 MIGRATED = ("homing.senders.caught_mail", "homing.lanes.mail_outbox")
@@ -93,6 +92,12 @@ class Homing:
         return worker
 
     def asgi(self) -> Litestar:
+        """The API and the page. Imported late: a worker or a look at the status needs no web framework."""
+        from homing.http.app import build_app
+        from homing.http.dashboard import Dashboard
+        from homing.lanes.mail_outbox.api import InternalDispatch, Mails
+        from homing.lanes.mail_outbox.orders import MailOrders
+
         return build_app(
             [InternalDispatch, Mails, Dashboard],
             {
@@ -108,6 +113,8 @@ class Homing:
 
     def metrics_asgi(self) -> Litestar:
         """For workers, which serve nothing else."""
+        from homing.http.app import build_app
+
         return build_app([], self._health(), self.telemetry, static=False)
 
     def _health(self) -> dict[str, Any]:

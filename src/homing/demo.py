@@ -18,8 +18,8 @@ from homing.app import Homing, opened
 from homing.lanes.mail_outbox.mail import NewMail
 from homing.lanes.mail_outbox.outbox import new_token
 from homing.senders.caught_mail import CaughtMail
-from homing.service import Stop, require_loopback, run
-from homing.settings import Settings, load_settings
+from homing.service import Stop, run
+from homing.settings import Settings, load_settings, require_loopback
 from homing.testing.smtp_sink import Faults, SinkMail, SmtpSink
 
 #: One in five is deferred at first, one in thirty refused for good, and now and then the relay hangs up.

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from ipaddress import ip_address
-
-import uvicorn
-from litestar import Litestar
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 from homing.app import Homing
-from homing.errors import HomingError, SettingsError
-
-_SHUTDOWN_SLACK = 5
 
 
 class Stop:
@@ -98,80 +89,18 @@ async def _maintaining(homing: Homing) -> AsyncIterator[None]:
             await task
 
 
-# ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @asynccontextmanager
 async def _serving(homing: Homing, *, api: bool) -> AsyncIterator[str]:
     """The API, or for a worker with `HOMING_METRICS_PORT` its metrics, or nothing."""
     settings = homing.settings
-    if api:
-        async with serving(homing.asgi(), settings.host, settings.port) as address:
-            yield address
-    elif settings.metrics_port:
-        async with serving(homing.metrics_asgi(), settings.host, settings.metrics_port) as address:
-            yield address
-    else:
+    if not (api or settings.metrics_port):
         yield ""
+        return
+    # Imported late: a worker without metrics needs no web server.
+    from homing.http.server import serving
 
-
-@asynccontextmanager
-async def serving(application: Litestar, host: str, port: int) -> AsyncIterator[str]:
-    listener = listen(host, port)
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_SHUTDOWN_SLACK,
-    )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves the signals to us."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; says what to do when it cannot be had."""
-    require_loopback(host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise HomingError(f"port {port} is in use; choose another with --port or HOMING_PORT") from None
-        raise HomingError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.listen(2048)
-    return listener
-
-
-def require_loopback(host: str) -> None:
-    """There are no access keys yet, so whoever reaches the port may do everything."""
-    try:
-        loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise SettingsError(
-            f"HOMING_HOST={host} is not a loopback address: this version has no access keys, so it serves "
-            "only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
-        )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    application = homing.asgi() if api else homing.metrics_asgi()
+    async with serving(
+        application, settings.host, settings.port if api else settings.metrics_port
+    ) as address:
+        yield address

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -219,6 +220,19 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError(
             f"DISPATCH_BACKOFF_BASE_SECONDS={settings.dispatch_backoff_base_seconds} is more than "
             f"DISPATCH_BACKOFF_MAX_SECONDS={settings.dispatch_backoff_max_seconds}; lower it or raise that"
+        )
+
+
+def require_loopback(host: str) -> None:
+    """There are no access keys yet, so whoever reaches the port may do everything."""
+    try:
+        loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise SettingsError(
+            f"HOMING_HOST={host} is not a loopback address: this version has no access keys, so it serves "
+            "only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
         )
 
 

@@ -22,8 +22,15 @@ Homing = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOMING_", "DISPATCH_"))}
-    return {**kept, "HOMING_DATABASE_URL": f"sqlite:///{tmp_path}/homing.db", "NO_COLOR": "1", "COLUMNS": "200"}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOMING_", "DISPATCH_"))
+    }
+    return {
+        **kept,
+        "HOMING_DATABASE_URL": f"sqlite:///{tmp_path}/homing.db",
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+    }
 
 
 @pytest.fixture
@@ -77,7 +84,10 @@ def test_a_day_of_mails(homing: Homing, tmp_path: Path) -> None:
     assert "invalid_recipient" in shown.stdout
     assert json.loads(homing("show", "4", "--json").stdout)["retryCount"] == 1
     assert "1 mail would be changed" in homing("requeue", "--all", "failed", "--dry-run").stdout
-    assert json.loads(homing("requeue", "--all", "failed", "--yes", "--json").stdout) == {"dryRun": False, "requeue": 1}
+    assert json.loads(homing("requeue", "--all", "failed", "--yes", "--json").stdout) == {
+        "dryRun": False,
+        "requeue": 1,
+    }
     assert json.loads(homing("status", "--json").stdout)["mail_outbox"] | {"oldestDueSeconds": 0} == {
         "queued": 1, "dispatching": 0, "sent": 3, "failed": 0, "cancelled": 1, "expired": 0, "oldestDueSeconds": 0,
     }  # fmt: skip
@@ -114,7 +124,12 @@ def test_work_once_delivers_everything_and_ends(homing: Homing, tmp_path: Path) 
     [
         (("up",), {"HOMING_DATABASE_URL": "oracle://x"}, 2, "no database URL that Homing knows"),
         (("up",), {"HOMING_DATABASE_URL": "sqlite:////nowhere/at/all/x.db"}, 3, "there is no folder"),
-        (("status",), {"HOMING_DATABASE_URL": "postgresql://a:hush@127.0.0.1:1/x"}, 3, "cannot reach PostgreSQL"),
+        (
+            ("status",),
+            {"HOMING_DATABASE_URL": "postgresql://a:hush@127.0.0.1:1/x"},
+            3,
+            "cannot reach PostgreSQL",
+        ),
         (("up",), {"HOMING_PRT": "1"}, 2, "did you mean HOMING_PORT"),
         (("up",), {"DISPATCH_MAX_ATTEMPTS": "0"}, 2, "DISPATCH_MAX_ATTEMPTS='0'"),
         (("up",), {"HOMING_MAIL_URL": "pigeon://x"}, 2, "no sender for pigeon://"),
@@ -168,7 +183,14 @@ def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(homing: Homing, 
     well = homing("doctor", "--json")
     assert well.returncode == 0, well.stdout
     checks = {finding["check"]: finding for finding in json.loads(well.stdout)}
-    assert {"database", "SQLite journal_mode", "SQLite synchronous", "migrations", "clock skew", "lease"} <= set(checks)
+    assert {
+        "database",
+        "SQLite journal_mode",
+        "SQLite synchronous",
+        "migrations",
+        "clock skew",
+        "lease",
+    } <= set(checks)
     assert all(finding["ok"] for finding in checks.values())
 
 
@@ -202,7 +224,9 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 @pytest.mark.slow
-def test_demo_shows_mails_that_fail_and_recover_within_ten_seconds(environment: dict[str, str], tmp_path: Path) -> None:
+def test_demo_shows_mails_that_fail_and_recover_within_ten_seconds(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     environment.pop("HOMING_DATABASE_URL")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

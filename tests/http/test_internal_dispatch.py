@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
-from homing.service import serving
+from homing.http.server import serving
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, reply
 from tests.outbox import Bench, bench
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from homing.service import serving
+from homing.http.server import serving
 from tests.outbox import Bench, bench
 
 MAIL = {"to": "ann@example.org", "subject": "Hi", "text": "Hello."}

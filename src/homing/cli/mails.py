@@ -78,8 +78,8 @@ async def _list(
     settings: Settings, status: str | None, limit: int, before: str | None
 ) -> list[dict[str, Any]]:
     from homing.app import opened
-    from homing.lanes.mail_outbox.api import listed, row_number
     from homing.lanes.mail_outbox.outbox import STATES
+    from homing.lanes.mail_outbox.view import listed, row_number
 
     if status is not None and status not in STATES:
         raise InvalidRequest(f"there is no state {status!r}; there is {', '.join(STATES)}")
@@ -103,7 +103,7 @@ def show(id: MailId, json: Json = False, database_url: DatabaseUrl = None, confi
 
 async def _show(settings: Settings, id: str) -> dict[str, Any]:
     from homing.app import opened
-    from homing.lanes.mail_outbox.api import row_number, shown
+    from homing.lanes.mail_outbox.view import row_number, shown
 
     async with opened(settings) as homing:
         row = await homing.outbox.get(row_number(id))
@@ -176,7 +176,7 @@ async def _act_on(
     verb: str, settings: Settings, ids: list[str], state: str | None, *, dry_run: bool, yes: bool
 ) -> int:
     from homing.app import opened
-    from homing.lanes.mail_outbox.api import row_number
+    from homing.lanes.mail_outbox.view import row_number
 
     async with opened(settings) as homing:
         if state is None:
@@ -237,7 +237,7 @@ def dispatch(
 
 async def _dispatch(settings: Settings, batch_size: int, *, dry_run: bool) -> Any:
     from homing.app import opened
-    from homing.lanes.mail_outbox.api import DispatchRequest
+    from homing.lanes.mail_outbox.dispatching import DispatchRequest
 
     async with opened(settings) as homing:
         await homing.require_schema()

@@ -21,7 +21,7 @@ from homing.cli.options import (
     settings_from,
 )
 from homing.errors import SettingsError
-from homing.settings import Settings
+from homing.settings import Settings, require_loopback
 
 _out = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -125,7 +125,7 @@ def _flags(**flags: Any) -> dict[str, Any]:
 
 async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> None:
     from homing.app import opened, warnings_for
-    from homing.service import Stop, require_loopback, run
+    from homing.service import Stop, run
 
     if api:
         require_loopback(settings.host)

@@ -91,7 +91,7 @@ def build_app(
             path="/openapi.json",
             render_plugins=[JsonRenderPlugin(path="/")],
             use_handler_docstrings=True,
-        ),  # fmt: skip
+        ),
         signature_types=[Callable, Awaitable, Telemetry],
         logging_config=None,
     )

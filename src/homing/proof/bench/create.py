@@ -15,13 +15,14 @@ from msgspec import Struct
 
 from homing.app import Homing
 from homing.http.app import build_app
-from homing.lanes.mail_outbox.api import CreatedMail, MailRequest, order_of
+from homing.http.server import serving
+from homing.lanes.mail_outbox.api import CreatedMail
+from homing.lanes.mail_outbox.orders import MailRequest, order_of
 from homing.proof.bench.child import in_child
 from homing.proof.bench.homing_worker import settings_for
 from homing.proof.bench.measure import Budget, Series
 from homing.proof.bench.sample_mails import sample_mail
 from homing.proof.bench.servers import fresh_database, postgres
-from homing.service import serving
 from homing.strict_json import decode, require_json
 from homing.telemetry import Telemetry
 

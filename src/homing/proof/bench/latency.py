@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from homing.app import Homing
 from homing.errors import HomingError
-from homing.lanes.mail_outbox.api import MailOrders
 from homing.lanes.mail_outbox.mail import NewMail
+from homing.lanes.mail_outbox.orders import MailOrders
 from homing.lanes.mail_outbox.outbox import new_token
 from homing.proof.bench.child import in_child
 from homing.proof.bench.homing_worker import settings_for

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
+
 from homing.testing.components.obtain import Missing, announce, install_package
 from homing.testing.components.processes import (
     account_for_servers,

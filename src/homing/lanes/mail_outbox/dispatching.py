@@ -1,0 +1,110 @@
+"""One batch on demand: what `POST /internal/dispatch` and `homing dispatch` do."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from homing.db import Row, iso
+from homing.engine.deliver import Deliverer
+from homing.engine.model import Claim, Complete, Discard, RetryIn, Settlement
+from homing.engine.token_bucket import TokenBucket
+from homing.errors import InvalidRequest, RateLimited
+from homing.lanes.mail_outbox.mail import Mail
+from homing.lanes.mail_outbox.outbox import MailOutbox
+
+MOST_PER_BATCH = 1000
+
+
+class DispatchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    batch_size: int = 50
+    dry_run: bool = False
+    #: Ours: answer when everything is settled, and say how each mail ended.
+    wait: bool = False
+
+
+class DispatchedItem(Struct, frozen=True, rename="camel", omit_defaults=True):
+    id: str
+    retry_count: int
+    next_attempt_at: str | None
+    last_attempt_at: str | None
+    status: str | None = None
+
+
+class DispatchReply(Struct, frozen=True, rename="camel"):
+    dispatched: int
+    max_attempts: int
+    items: list[DispatchedItem]
+
+
+class Dispatching:
+    """What the trigger does, whoever pulls it: the API or `homing dispatch`."""
+
+    def __init__(self, deliverer: Deliverer, outbox: MailOutbox, calls_per_minute: int = 0) -> None:
+        self._deliverer = deliverer
+        self._outbox = outbox
+        self._max_attempts = deliverer.lane.policy.max_attempts
+        self._calls = TokenBucket(calls_per_minute / 60, calls_per_minute) if calls_per_minute else None
+
+    async def __call__(self, request: DispatchRequest) -> DispatchReply:
+        self._limit_rate()
+        _check_batch_size(request.batch_size)
+        if request.dry_run:
+            rows = await self._outbox.preview(request.batch_size)
+            return DispatchReply(0, self._max_attempts, [_previewed(row) for row in rows])
+        claims = await self._deliverer.run_batch(request.batch_size)
+        ends = await self._deliverer.settled(claims) if request.wait else {}
+        items = [_dispatched(claim, ends) for claim in claims]
+        return DispatchReply(len(items), self._max_attempts, items)
+
+    def _limit_rate(self) -> None:
+        if self._calls is not None and (wait := self._calls.take()) > 0:
+            raise RateLimited("too many calls of /internal/dispatch", wait)
+
+
+def _check_batch_size(size: int) -> None:
+    if size <= 0:
+        raise InvalidRequest("batchSize must be a positive integer", "batchSize")
+    if size > MOST_PER_BATCH:
+        raise InvalidRequest(f"batchSize must be at most {MOST_PER_BATCH}", "batchSize")
+
+
+def _previewed(row: Row) -> DispatchedItem:
+    return DispatchedItem(
+        f"outbox_{row['id']}",
+        row["retry_count"],
+        _seconds(row["next_attempt_at"]),
+        _seconds(row["last_attempt_at"]),
+    )
+
+
+def _dispatched(claim: Claim[Mail], ends: dict[int, Settlement | None]) -> DispatchedItem:
+    return DispatchedItem(
+        f"outbox_{claim.id}",
+        claim.attempts,
+        _seconds(claim.item.due_at),
+        _seconds(claim.item.last_attempt_at),
+        _state_after(ends[claim.id]) if claim.id in ends else None,
+    )
+
+
+def _state_after(settlement: Settlement | None) -> str:
+    match settlement:
+        case Complete():
+            return "sent"
+        case RetryIn():
+            return "queued"
+        case Discard():
+            return "expired"
+        case None:
+            # The row is another worker's by now, or was given back.
+            return "dispatching"
+        case _:
+            return "failed"
+
+
+def _seconds(value: datetime | str | None) -> str | None:
+    """As the specification's example has it: to the second where nothing is lost, else milliseconds."""
+    text = iso(value)
+    return text.replace(".000Z", "Z") if text else None

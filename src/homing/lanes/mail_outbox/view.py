@@ -1,0 +1,63 @@
+"""Rows of `mail_outbox` as the API and the command line show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from homing.db import Row, iso
+from homing.errors import NotFound
+
+
+def row_number(text: str) -> int:
+    digits = text.removeprefix("outbox_")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        raise NotFound(f"there is no mail {text[:40]!r}; ids look like outbox_123")
+    return int(digits)
+
+
+def listed(row: Row) -> dict[str, Any]:
+    return {
+        "id": f"outbox_{row['id']}",
+        "status": row["status"],
+        "retryCount": row["retry_count"],
+        "nextAttemptAt": iso(row["next_attempt_at"]),
+        "lastAttemptAt": iso(row["last_attempt_at"]),
+        "lastError": row["last_error"],
+        "to": row["to_address"],
+        "subject": row["subject"],
+        "template": row["template"],
+        "idempotencyKey": row["idempotency_key"],
+        "provider": row["provider"],
+        "createdAt": iso(row["created_at"]),
+        "sentAt": iso(row["sent_at"]),
+    }
+
+
+def shown(row: Row) -> dict[str, Any]:
+    """Everything but the attachments' contents."""
+    read = msgspec.json.decode
+    return {
+        **listed(row),
+        "from": row["from_address"],
+        "cc": row["cc_address"],
+        "bcc": row["bcc_address"],
+        "replyTo": row["reply_to"],
+        "text": row["text_body"],
+        "html": row["html_body"],
+        "variables": read(row["variables"]) if row["variables"] else None,
+        "locale": row["locale"],
+        "headers": read(row["headers"]) if row["headers"] else None,
+        "attachments": [a["filename"] for a in read(row["attachments"])] if row["attachments"] else [],
+        "unsubscribeUrl": row["unsubscribe_url"],
+        "metadata": read(row["metadata"]) if row["metadata"] else None,
+        "expiresAt": iso(row["expires_at"]),
+        "recipients": read(row["recipients"]) if row["recipients"] else {},
+        "providerMessageId": row["provider_message_id"],
+        "rescueCount": row["rescue_count"],
+        "deferCount": row["defer_count"],
+        "claimSeq": row["claim_seq"],
+        "lockedBy": row["locked_by"],
+        "leaseExpiresAt": iso(row["lease_expires_at"]),
+    }
