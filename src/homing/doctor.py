@@ -11,6 +11,7 @@ from homing.app import Homing, opened, warnings_for
 from homing.db import Query, redact
 from homing.db.migrate import check
 from homing.errors import DatabaseError, HomingError
+from homing.senders.smtp_protocol import Limits
 from homing.senders.smtp_relay import Closed, Relay, enter, tls_context
 from homing.settings import Settings
 
@@ -92,7 +93,11 @@ async def _relay(relay: Relay) -> Finding:
 def _lease_finding(settings: Settings) -> Finding:
     lease = settings.dispatch_lease_seconds
     well = lease >= 15
-    detail = f"DISPATCH_LEASE_SECONDS={lease:g}, renewed every {lease / 3:g} s"
+    longest = Limits().deadline
+    detail = (
+        f"DISPATCH_LEASE_SECONDS={lease:g}, renewed every {lease / 3:g} s while an attempt lasts "
+        f"(SMTP may take up to {longest:g} s)"
+    )
     if not well:
         detail += ": a pause of the process or the database for that long makes doubles; 120 is the default"
     return Finding("lease", well, detail)

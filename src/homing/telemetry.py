@@ -7,9 +7,11 @@ through the log. Addresses, subjects and bodies are in no event. `docs/telemetry
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any, BinaryIO, Literal, TextIO
 
 import msgspec
@@ -20,6 +22,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 LogFormat = Literal["auto", "json", "console"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
+
+#: As much of a stack as it takes to find the place.
+_FRAMES = 12
 
 
 class Attempted(Struct, frozen=True):
@@ -125,6 +130,12 @@ class Telemetry:
     def enqueued(self, lane: str, count: int) -> None:
         self._enqueued.labels(lane).inc(count)
 
+    def crashed(self, event: str, bug: BaseException, **fields: Any) -> None:
+        """Where a bug struck, but not its message: that may quote an address or a body."""
+        frames = traceback.extract_tb(bug.__traceback__)[-_FRAMES:]
+        places = [f"{PurePath(f.filename).name}:{f.lineno} {f.name}" for f in frames]
+        self.log.error(event, error=type(bug).__name__, places=places, **fields)
+
 
 class _LineWriter:
     """Writes one finished line at a time; the last processor made bytes of it."""
@@ -169,7 +180,7 @@ def make_logger(log_format: LogFormat, level: int, stream: TextIO | None = None)
         renderer, sink = _to_json, _LineWriter(out.buffer)
     return structlog.wrap_logger(
         sink,
-        processors=[_add_level, _stamp, structlog.processors.format_exc_info, renderer],
+        processors=[_add_level, _stamp, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     ).bind()

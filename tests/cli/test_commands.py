@@ -16,8 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
-Homing = Callable[..., "subprocess.CompletedProcess[str]"]
+from homing.cli import main
+
+
+class Result(Struct, frozen=True):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Homing = Callable[..., Result]
 
 
 @pytest.fixture
@@ -34,12 +44,27 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def homing(environment: dict[str, str], tmp_path: Path) -> Homing:
-    def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "homing", *arguments],
-            env={**environment, **changes}, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+def homing(
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Homing:
+    """The command line, called as its entry point is, in this process: starting forty would take a minute."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, **changes: str) -> Result:
+        capsys.readouterr()
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            for name in os.environ:
+                patch.delenv(name)
+            for name, value in {**environment, **changes}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["homing", *arguments])
+            main()
+        output = capsys.readouterr()
+        code = ended.value.code
+        return Result(code if isinstance(code, int) else 0, output.out, output.err)
 
     return run
 

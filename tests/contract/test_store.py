@@ -19,7 +19,7 @@ async def lane(database_url: str) -> AsyncIterator[Bench]:
         yield opened
 
 
-@pytest.mark.clause("OUT-01", "OUT-03")
+@pytest.mark.clause("OUT-01")
 async def test_a_claim_takes_what_is_queued_and_due_and_marks_it(lane: Bench) -> None:
     due, later, sent = await lane.insert(3)
     await lane.age(later, -60)
@@ -32,6 +32,21 @@ async def test_a_claim_takes_what_is_queued_and_due_and_marks_it(lane: Bench) ->
     assert row["lease_expires_at"] is not None
     assert row["locked_by"]
     assert (await lane.row(later))["status"] == "queued"
+
+
+@pytest.mark.clause("OUT-03")
+async def test_the_isolation_is_read_committed_whatever_the_server_says(postgres_url: str) -> None:
+    async with bench(postgres_url) as lane:
+        name = postgres_url.rsplit("/", 1)[1]
+        await lane.sql(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
+    async with bench(postgres_url) as lane:
+        (row,) = await lane.sql("SELECT current_setting('transaction_isolation') AS level")
+        assert row["level"] == "read committed"
+        ids = await lane.insert(30)
+        taken = [
+            c.id for batch in await asyncio.gather(*(lane.outbox.claim(5) for _ in range(6))) for c in batch
+        ]
+        assert sorted(taken) == ids, "nobody had to undo a claim"
 
 
 @pytest.mark.clause("OUT-01")

@@ -95,7 +95,9 @@ def _justified(life: _Life, event: Event) -> Iterator[str]:
     match event.what:
         case Complete() if event.fence not in life.accepted:
             yield f"lost: complete, but the receiver never took it from this claim: {event}"
-        case Bury(failure=failure) if failure.code != "worker_died" and not isinstance(answer, Reject | Retry):
+        case Bury(failure=failure) if failure.code != "worker_died" and not isinstance(
+            answer, Reject | Retry
+        ):
             yield f"buried without a reason: {event}"
         case Discard() if not isinstance(answer, Skip):
             yield f"discarded without a reason: {event}"

@@ -258,7 +258,8 @@ def plan_of(seed: int) -> Plan:
         deferred=rate(0.4),
         busy=rate(0.3, 0.3),
         skipped=rate(0.05, 0.2),
-        latency=rand.choice((0.001, 0.01, 0.2)),
+        # A round trip is at most three latencies, and has to fit into a third of the shortest lease.
+        latency=rand.choice((0.001, 0.01, 0.1)),
         send_seconds=rand.choice((0.05, 0.5, 3.0)),
     )
     return Plan(
@@ -307,7 +308,9 @@ def _show(run: Run, *, verbose: bool) -> None:
     if verbose:
         print(plan_of(run.seed))
         for event in run.events:
-            print(f"{event.at:9.3f} {event.kind:8} row {event.id} claim {event.fence} {event.process} {event.what or ''}")
+            print(
+                f"{event.at:9.3f} {event.kind:8} row {event.id} claim {event.fence} {event.process} {event.what or ''}"
+            )
     for violation in run.violations:
         print(f"seed {run.seed}: {violation}")
 

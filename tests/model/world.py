@@ -300,9 +300,7 @@ class SimulatedStore:
         return [
             row
             for row in self._world.rows.values()
-            if row.status == "dispatching"
-            and row.lease_until < now
-            and (row.rescues < FREE_RESCUES) is free
+            if row.status == "dispatching" and row.lease_until < now and (row.rescues < FREE_RESCUES) is free
         ][:limit]
 
     def _rescue(self, limit: int) -> int:

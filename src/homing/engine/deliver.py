@@ -110,6 +110,9 @@ class Deliverer:
     def take(self, claims: Iterable[Claim[Any]], until: float) -> None:
         """Start on claims, as far as the concurrency allows; the others wait for their turn."""
         for claim in claims:
+            # Our own lease may have ended unnoticed, and the row come back to us.
+            if (stale := self._flights.get(claim.id)) is not None and stale.settlement is None:
+                self._lose(stale)
             flight = self._flights[claim.id] = Flight(claim, until)
             self._waiting.append(flight)
         self._start_waiting()
@@ -148,7 +151,7 @@ class Deliverer:
         try:
             return await self.lane.attempt(claim)
         except Exception as bug:
-            self._telemetry.log.exception("delivery.crashed", lane=self.lane.name, id=claim.id)
+            self._telemetry.crashed("delivery.crashed", bug, lane=self.lane.name, id=claim.id)
             return Retry(Failure("internal_error", type(bug).__name__))
 
     # ── settle ───────────────────────────────────────────────────────────────────────────────────
@@ -218,19 +221,25 @@ class Deliverer:
     # ── renew ────────────────────────────────────────────────────────────────────────────────────
 
     async def _renew_leases(self) -> None:
+        pause = interval = self.lane.lease_seconds / _RENEWALS_PER_LEASE
         while self._flights:
-            await asyncio.sleep(self.lane.lease_seconds / _RENEWALS_PER_LEASE)
-            await self._renew_once()
+            await asyncio.sleep(pause)
+            started = self._monotonic()
+            await self._renew_once(interval)
+            pause = max(0.0, interval - (self._monotonic() - started))
         self._heartbeat = None
 
-    async def _renew_once(self) -> None:
+    async def _renew_once(self, patience: float) -> None:
         flights = list(self._flights.values())
         asked = self._monotonic()
         try:
-            kept = await self.lane.store.renew([f.claim for f in flights])
-        except DatabaseError as error:
-            self._telemetry.log.warning("lease.renewal_delayed", lane=self.lane.name, error=str(error))
-            kept = {f.claim.id for f in flights if f.until > asked}
+            # One statement that hangs must not keep the next renewal from coming in time.
+            async with asyncio.timeout(patience):
+                kept = await self.lane.store.renew([f.claim for f in flights])
+        except (DatabaseError, TimeoutError) as error:
+            reason = str(error) or "no answer"
+            self._telemetry.log.warning("lease.renewal_delayed", lane=self.lane.name, error=reason)
+            kept = {f.claim.id for f in flights if f.until > self._monotonic()}
         else:
             for flight in flights:
                 flight.until = asked + self.lane.lease_seconds

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from homing.engine.lane import Lane
-from homing.engine.model import Failure, Rand, Retry
+from homing.engine.model import Failure, Monotonic, Rand, Retry
 from homing.engine.policy import decide
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, Unreachable
 from homing.telemetry import Telemetry
 
 _BATCH = 1000
 #: How long a rescue may be late: with a lease of five seconds a row is back after six.
 _LONGEST_INTERVAL = 5.0
+#: After an outage the workers that lived through it get this long to settle what they have sent meanwhile:
+#: their leases are over, but a row that nobody took is still theirs.
+_AFTER_AN_OUTAGE = 5.0
 
 
 class Maintenance:
     """One round: rescue, charge the repeatedly rescued, sweep. Any number of processes may run it."""
 
-    def __init__(self, lane: Lane[Any], telemetry: Telemetry, rand: Rand = random.random) -> None:
+    def __init__(
+        self,
+        lane: Lane[Any],
+        telemetry: Telemetry,
+        rand: Rand = random.random,
+        monotonic: Monotonic = time.monotonic,
+    ) -> None:
         self._lane = lane
         self._telemetry = telemetry
         self._rand = rand
+        self._monotonic = monotonic
+        self._rescue_from = 0.0
         self.interval = min(_LONGEST_INTERVAL, lane.lease_seconds / 5)
 
     async def run(self) -> None:
         while True:
-            await self._guarded(self.once)
+            await self._guarded(self._round)
             await asyncio.sleep(self.interval)
+
+    async def _round(self) -> None:
+        if self._monotonic() >= self._rescue_from:
+            await self.rescue()
+        await self.sweep()
 
     async def once(self) -> None:
         await self.rescue()
@@ -60,4 +77,6 @@ class Maintenance:
         try:
             await step()
         except DatabaseError as error:
+            if isinstance(error, Unreachable):
+                self._rescue_from = self._monotonic() + _AFTER_AN_OUTAGE
             self._telemetry.log.warning("maintenance.failed", lane=self._lane.name, error=str(error))

@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException
 
 from homing.errors import (
     Conflict,
+    DatabaseError,
     InvalidRequest,
     NotAllowed,
     NotFound,
@@ -42,18 +43,24 @@ class ErrorHandler:
     """Answers every exception that a route lets through."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        self._log = telemetry.log
+        self._telemetry = telemetry
 
     def __call__(self, request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
         status, message = _judge(error)
         if status >= 500:
-            self._log.error("http.failed", path=request.url.path, error=repr(error), exc_info=error)
+            self._report(request, error)
         code = _CODES.get(status, "INTERNAL_ERROR")
         if request.url.path == "/internal/dispatch" and status != 405:
             status = _DISPATCH_STATUS.get(status, status)
             code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
         body = {"error": {"code": code, "message": message, "details": _details(error)}}
         return Response(body, status_code=status, headers=_headers(error))
+
+    def _report(self, request: Request[Any, Any, Any], error: Exception) -> None:
+        if isinstance(error, DatabaseError):
+            self._telemetry.log.error("http.failed", path=request.url.path, error=str(error))
+        else:
+            self._telemetry.crashed("http.failed", error, path=request.url.path)
 
 
 def _judge(error: Exception) -> tuple[int, str]:

@@ -18,18 +18,22 @@ KNOWN = "catch://, memory://, smtp://host or smtps://host"
 
 def open_sender(urls: str, database: Database, *, connections: int) -> MailSender:
     """One sender, or several in the order in which they are to be tried."""
-    senders = [_open_one(url, database, connections) for url in urls.split(",")]
+    split = urls.split(",")
+    senders = [_open_one(url, database, connections, alone=len(split) == 1) for url in split]
     return senders[0] if len(senders) == 1 else FailoverSender(senders)
 
 
-def _open_one(url: str, database: Database, connections: int) -> MailSender:
+def _open_one(url: str, database: Database, connections: int, *, alone: bool) -> MailSender:
     match urlsplit(url).scheme:
         case "catch":
             return CatchSender(Shelf(database))
         case "memory":
             return MemorySender()
         case "smtp" | "smtps":
-            return SmtpSender(Relay.from_url(url), connections=connections)
+            relay = Relay.from_url(url)
+            # Beside others a relay says which one it is: rows keep it as their provider.
+            name = "smtp" if alone else f"smtp:{relay.host}"
+            return SmtpSender(relay, connections=connections, name=name)
         case scheme:
             raise SettingsError(
                 f"HOMING_MAIL_URL has no sender for {scheme or 'nothing'}://; known are {KNOWN}"
