@@ -18,7 +18,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install run test check format bench bench-scale clauses lock clean
+.PHONY: help install run test check format bench bench-scale clauses config lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-scale: $(INSTALLED_DEV) ## measure claims as the table grows to 10,000,000
 
 clauses: $(INSTALLED) ## print which tests prove which clause of docs/contracts.md
 	@$(BIN)/python scripts/clauses.py
+
+config: $(INSTALLED) ## write config.default.toml anew from the settings
+	@$(BIN)/python -c "from homing.settings import default_config; print(default_config(), end='')" > config.default.toml
 
 lock: ## pin the dependencies again (needs uv; ARGS=--upgrade takes the newest)
 	@scripts/lock.sh $(ARGS)

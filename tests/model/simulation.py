@@ -80,17 +80,21 @@ class _Node:
         self.name = name
         # Every process has a clock of its own, and none agrees with the database's.
         offset = world.rand.uniform(0, 10_000)
+
+        def monotonic() -> float:
+            return world.loop.time() + offset
+
         lane = SimulatedLane(world, name, policy)
         self.deliverer = Deliverer(
             lane,
             telemetry,
             concurrency=plan.concurrency,
             slots=plan.slots,
-            monotonic=lambda: world.loop.time() + offset,
+            monotonic=monotonic,
             rand=world.rand.random,
         )
         self.worker = Worker(self.deliverer, telemetry)
-        maintenance = Maintenance(lane, telemetry, world.rand.random)
+        maintenance = Maintenance(lane, telemetry, world.rand.random, monotonic)
         self._working = self.process.spawn(self.worker.run())
         self._maintaining = self.process.spawn(maintenance.run())
 
@@ -221,7 +225,7 @@ class _BugLog:
 
     warning = info
 
-    def exception(self, event: str, **fields: Any) -> None:
+    def error(self, event: str, **fields: Any) -> None:
         self._history.bugs.append(f"{event} {fields}: {sys.exc_info()[1]!r}")
 
 

@@ -112,11 +112,11 @@ def test_a_seed_replays() -> None:
 
 
 def test_the_virtual_clock_jumps_and_says_when_nothing_can_happen() -> None:
-    async def sleep_for_a_year(loop: VirtualLoop) -> float:
-        await asyncio.sleep(365 * 86400)
+    async def sleep_for_a_week(loop: VirtualLoop) -> float:
+        await asyncio.sleep(7 * 86400)
         return loop.time()
 
-    assert run_virtually(sleep_for_a_year) == pytest.approx(365 * 86400)
+    assert run_virtually(sleep_for_a_week) == pytest.approx(7 * 86400)
 
     async def wait_for_nobody(loop: VirtualLoop) -> None:
         await loop.create_future()

@@ -1,6 +1,6 @@
 """An event loop whose time jumps to the next timer, and processes in it that can be stopped and killed.
 
-Hours pass in milliseconds, and the same seed gives the same run. A `Process` owns every task that is
+Days pass in milliseconds (up to six weeks: beyond, floats are too coarse), and the same seed gives the same run. A `Process` owns every task that is
 created in its context, so a crash ends exactly those, and a pause holds back exactly their steps while
 the rest of the world goes on.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from msgspec.structs import replace
 
 from homing.engine.deliver import Deliverer
+from homing.engine.maintenance import Maintenance
 from homing.engine.model import Claim, Complete, Delivered, Outcome, Settlement
 from homing.engine.policy import Exponential, Policy
+from homing.errors import Unreachable
 from homing.proof.chaos.checker import Evidence, Fault, Settled, Testimony, Verdict, check
 from homing.proof.chaos.mail import Plan, run_mail
 from homing.proof.chaos.processes import Delivery
 from homing.proof.chaos.table import End, Held
+from homing.proof.chaos.waiting import until
 from homing.telemetry import Telemetry
 from homing.testing.components.postgres import PostgresServer
 
@@ -180,3 +184,49 @@ async def test_a_claim_lost_before_its_attempt_began_gives_its_place_back() -> N
         await deliverer.finished()
     assert shelf.done == {2}
     await deliverer.drain(1)
+
+
+class Interrupted(Shelf):
+    """A store that is out of reach at first."""
+
+    lease_seconds = 0.05
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = 0
+        self.rescued_in: list[int] = []
+
+    async def rescue(self, limit: int) -> int:
+        if self.rounds == 0:
+            self.rounds = 1
+            raise Unreachable("the database is away")
+        self.rescued_in.append(self.rounds)
+        return 0
+
+    async def claim_lost(self, limit: int) -> list[Claim[int]]:
+        return []
+
+    async def sweep(self, limit: int) -> Mapping[str, int]:
+        self.rounds += 1
+        return {}
+
+    async def has_gone_on(self) -> bool:
+        return self.rounds >= 5
+
+    async def has_rescued(self) -> bool:
+        return bool(self.rescued_in)
+
+
+async def test_after_an_outage_the_living_may_settle_before_anything_is_rescued() -> None:
+    """Their leases ended while it was away; taken back at once, what they sent meanwhile would go out twice."""
+    store = Interrupted()
+    lane: Any = store
+    now = 100.0
+    running = asyncio.create_task(Maintenance(lane, Telemetry(), monotonic=lambda: now).run())
+    assert await until(store.has_gone_on, 10)
+    assert store.rescued_in == [], "other rounds go on"
+    now += 5.0
+    assert await until(store.has_rescued, 10)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -26,6 +27,8 @@ PostgresUrl = Annotated[
 ]
 Step = Callable[[str], None]
 
+#: Above this much load per core before we start, the results are rough.
+_QUIET_LOAD = 0.25
 QUICK_SIZES = [10_000, 1_000_000]
 
 
@@ -122,6 +125,7 @@ def create(
 @contextmanager
 def _steps(total: int) -> Iterator[Step]:
     """A progress bar, on standard error; each step names what runs from now on."""
+    _warn_of_company()
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=_err, transient=True) as progress:
         task = progress.add_task("starting the servers", total=total)
@@ -131,6 +135,14 @@ def _steps(total: int) -> Iterator[Step]:
             progress.update(task, description=description, completed=next(begun, total))
 
         yield step
+
+
+def _warn_of_company() -> None:
+    """Two runnable programs per core halve a rate, and not everybody's alike."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores * _QUIET_LOAD:
+        advice = "others are at work here, so expect wide spreads and trust no single ratio"
+        _err.print(f"[yellow]warning:[/] the load average is {load:.1f} on {cores} cores: {advice}")
 
 
 def _report(work: Coroutine[Any, Any, Any], show: Callable[[Any], RenderableType], *, json: bool) -> None:

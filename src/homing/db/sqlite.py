@@ -16,6 +16,7 @@ from homing.errors import Conflict, DatabaseError, SchemaError, Unreachable
 Result = TypeVar("Result")
 
 _OLDEST = (3, 35, 0)  # UPDATE … RETURNING
+_WAL_HINT = "wal is needed; put the file on a local disk, where processes can share memory"
 
 
 class SqliteDatabase:
