@@ -218,7 +218,7 @@ class Interrupted(Shelf):
 
 
 async def test_after_an_outage_the_living_may_settle_before_anything_is_rescued() -> None:
-    """Their leases ended while it was away; taken back at once, what they sent meanwhile would go out twice."""
+    """Their leases ended while it was away; taken back at once, what they sent would go out twice."""
     store = Interrupted()
     lane: Any = store
     now = 100.0

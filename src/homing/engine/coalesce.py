@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from homing.errors import Unreachable
+
 Entry = TypeVar("Entry")
 Answer = TypeVar("Answer")
 
@@ -48,7 +50,8 @@ class Coalescer(Generic[Entry]):
 class Batched(Generic[Entry, Answer]):
     """Calls that arrive together become one call with all of them; each caller gets its own answer.
 
-    When a batch fails, each of its entries is tried alone, so that a bad one fails alone.
+    When a batch is refused, each of its entries is tried alone, so that a bad one fails alone. When the
+    connection was lost nobody knows whether the batch took effect, and doing it again could do it twice.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class Batched(Generic[Entry, Answer]):
     async def _answer_alone(
         self, calls: Sequence[tuple[Entry, asyncio.Future[Answer]]], error: Exception
     ) -> None:
-        if len(calls) > 1:
+        if len(calls) > 1 and not isinstance(error, Unreachable):
             for call in calls:
                 await self._flush([call])
-        elif not calls[0][1].done():
-            calls[0][1].set_exception(error)
+            return
+        for _, future in calls:
+            if not future.done():
+                future.set_exception(error)

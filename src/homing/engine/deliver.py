@@ -17,11 +17,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from homing.engine.coalesce import Coalescer
 from homing.engine.lane import Lane
 from homing.engine.model import (
     Bury,
     Claim,
+    Complete,
     Discard,
     Failure,
     Monotonic,
@@ -32,7 +35,7 @@ from homing.engine.model import (
     Settlement,
 )
 from homing.engine.policy import decide
-from homing.errors import DatabaseError
+from homing.errors import Conflict, DatabaseError, Unreachable
 from homing.telemetry import Attempted, Telemetry
 
 #: A lease is renewed when a third of it has passed: two renewals may fail before it is lost.
@@ -166,17 +169,24 @@ class Deliverer:
         """Settle, also when the database is away for a while: what was sent must not be forgotten.
 
         The fence makes it safe to try again, and to be late: a row that was taken over is not touched.
+        What the database refuses is tried row by row, and at last without the words of the other side.
         """
         pause = _SETTLE_PAUSE
         while True:
             try:
                 return await self.lane.store.settle(batch)
-            except DatabaseError as error:
-                self._telemetry.log.warning(
-                    "settle.delayed", lane=self.lane.name, rows=len(batch), error=str(error)
-                )
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_SETTLE_PAUSE)
+            except (Unreachable, Conflict) as error:
+                self._note_delay(len(batch), str(error))
+            except Exception as refused:  # noqa: BLE001 - a bad value of one row must not hold up the others
+                self._note_delay(len(batch), type(refused).__name__)
+                if len(batch) > 1:
+                    return {id for one in batch for id in await self._settle_patiently([one])}
+                batch = [(claim, _bare(settlement)) for claim, settlement in batch]
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_SETTLE_PAUSE)
+
+    def _note_delay(self, rows: int, error: str) -> None:
+        self._telemetry.log.warning("settle.delayed", lane=self.lane.name, rows=rows, error=error)
 
     def _land(self, flight: Flight, *, took_effect: bool) -> None:
         self._telemetry.attempted(_attempted(self.lane, flight, took_effect=took_effect))
@@ -325,6 +335,12 @@ def _attempted(lane: Lane[Any], flight: Flight, *, took_effect: bool) -> Attempt
         charged=getattr(settlement, "charged", False),
         fields=lane.describe(claim, settlement),
     )
+
+
+def _bare(settlement: Settlement) -> Settlement:
+    """The same end, told in our own words only: those a database takes."""
+    bare = replace(settlement, report=None)
+    return bare if isinstance(bare, Complete) else replace(bare, failure=Failure(bare.failure.code))
 
 
 _SETTLEMENT_WORDS: dict[type, str] = {RetryIn: "retry_in", Bury: "bury", Discard: "discard"}

@@ -86,6 +86,11 @@ def split_address_list(text: str) -> list[str]:
     return [stripped for item in items if (stripped := item.strip(" "))]
 
 
+def is_plain_address(text: str) -> bool:
+    """Tell whether the text is a bare ASCII address and nothing more, as nearly all are."""
+    return _PLAIN(text) is not None
+
+
 def check_address(address: str) -> str:
     """Give back a bare address that is fit for an envelope, or raise `InvalidAddress`."""
     if not _PLAIN(address):

@@ -11,7 +11,13 @@ from msgspec import Struct
 
 from homing.db import instant
 from homing.lanes.mail_outbox.mail import Mail, read_attachments, read_headers, read_object, read_verdicts
-from homing.senders.addresses import Address, InvalidAddress, parse_address, split_address_list
+from homing.senders.addresses import (
+    Address,
+    InvalidAddress,
+    is_plain_address,
+    parse_address,
+    split_address_list,
+)
 from homing.senders.mail import MailMessage, SendErrorCode, Verdict
 from homing.senders.templates import TemplateProblem, Templates, text_from_html
 
@@ -29,22 +35,28 @@ class Content(Struct, frozen=True, gc=False):
     html: str | None
 
 
-class Envelope(Struct, frozen=True):
+class Envelope(Struct, frozen=True, gc=False):
     """Who gets the mail. An address that cannot be one is refused on its own, not with the others."""
 
     to: tuple[str, ...]
     cc: tuple[str, ...]
     #: Bare addresses of everybody, each once.
     everybody: tuple[str, ...]
-    #: What is already known about some of them, from earlier attempts or because they are malformed.
+    #: Those that are still to get it.
+    open: tuple[str, ...]
+    #: What is already known about the others, from earlier attempts or because they are malformed.
     verdicts: Mapping[str, Verdict]
-
-    @property
-    def open(self) -> tuple[str, ...]:
-        return tuple(a for a in self.everybody if a not in self.verdicts)
 
 
 def envelope_of(mail: Mail) -> Envelope | Problem:
+    if is_plain_address(mail.to_address) and not (mail.cc_address or mail.bcc_address or mail.recipients):
+        # One recipient, for the first time: nearly every mail, so it is worth a way of its own.
+        one = (mail.to_address,)
+        return Envelope(one, (), one, one, {})
+    return _envelope_of_several(mail)
+
+
+def _envelope_of_several(mail: Mail) -> Envelope | Problem:
     try:
         lists = [
             split_address_list(text or "") for text in (mail.to_address, mail.cc_address, mail.bcc_address)
@@ -57,7 +69,9 @@ def envelope_of(mail: Mail) -> Envelope | Problem:
     if not everybody:
         return Problem(SendErrorCode.INVALID_RECIPIENT, "there is no recipient")
     ended = {address: v for address, v in _earlier(mail).items() if v.status != "deferred"}
-    return Envelope(_written(to), _written(cc), everybody, {**refused, **ended})
+    verdicts = {**refused, **ended}
+    still_open = tuple(address for address in everybody if address not in verdicts)
+    return Envelope(_written(to), _written(cc), everybody, still_open, verdicts)
 
 
 def _read(text: str, refused: dict[str, Verdict]) -> Address | None:

@@ -1,0 +1,261 @@
+"""The polling worker on real databases: wake-ups, polls, and outages that it lives through."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import asyncpg
+import pytest
+
+from homing.engine.worker import Worker
+from homing.errors import Conflict
+from homing.lanes.mail_outbox.mail import NewMail
+from homing.lanes.mail_outbox.outbox import CHANNEL, new_token
+from homing.testing.components.postgres import PostgresServer
+from tests.outbox import Bench, bench
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            met = condition()
+            if met if isinstance(met, bool) else await met:
+                return
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def working(opened: Bench) -> AsyncIterator[Worker]:
+    worker = opened.homing.worker()
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(running, 10)
+
+
+async def idle(opened: Bench) -> None:
+    """Wait until the worker has looked in vain so often that it sleeps for a second at a time."""
+    worker_sleeps = 1.3
+    ends = monotonic() + worker_sleeps
+    await until(lambda: monotonic() >= ends)
+
+
+def mail(number: int = 0) -> NewMail:
+    return NewMail(token=new_token(), to_address=f"ann{number}@example.org", subject="Hi", text_body="Hello.")
+
+
+async def count(opened: Bench, status: str) -> int:
+    return (await opened.outbox.counts())[status]
+
+
+async def test_an_order_in_the_same_process_is_delivered_at_once(database_url: str) -> None:
+    async with bench(database_url) as opened, working(opened):
+        await idle(opened)
+        began = monotonic()
+        await opened.outbox.enqueue([mail()])
+        await until(lambda: bool(opened.sender.delivered))
+        assert monotonic() - began < 0.5, "it did not wait for the poll"
+
+
+async def test_an_order_by_another_process_wakes_the_worker(postgres_url: str) -> None:
+    async with bench(postgres_url) as opened, working(opened):
+        script = (
+            "import asyncio, sys\n"
+            "from homing.db import connect\n"
+            "from homing.lanes.mail_outbox.lane import transition\n"
+            "from homing.lanes.mail_outbox.mail import NewMail\n"
+            "from homing.lanes.mail_outbox.outbox import MailOutbox, new_token\n"
+            "async def main():\n"
+            "    database = connect(sys.argv[1])\n"
+            "    outbox = MailOutbox(database, transition, owner='o', lease_seconds=9.0, max_attempts=5)\n"
+            "    await outbox.counts()\n"
+            "    print('ready', flush=True)\n"
+            "    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)\n"
+            "    await outbox.enqueue([NewMail(token=new_token(), to_address='a@example.org', text_body='x')])\n"
+            "    await asyncio.sleep(0.2)\n"
+            "    await database.close()\n"
+            "asyncio.run(main())\n"
+        )
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, postgres_url, stdin=pipe, stdout=pipe
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdout.readline()
+        await idle(opened)
+        began = monotonic()
+        process.stdin.write(b"go\n")
+        await until(lambda: bool(opened.sender.delivered))
+        assert monotonic() - began < 0.6
+        assert await process.wait() == 0
+
+
+async def test_a_plain_notify_wakes_the_worker(postgres_url: str) -> None:
+    """Any program may insert a row and announce it; ours is not needed for that."""
+    async with bench(postgres_url) as opened, working(opened):
+        await idle(opened)
+        foreign = await asyncpg.connect(postgres_url)
+        try:
+            await foreign.execute("INSERT INTO mail_outbox (to_address, text_body) VALUES ('a@example.org', 'x')")
+            began = monotonic()
+            await foreign.execute(f"NOTIFY {CHANNEL}")
+            await until(lambda: bool(opened.sender.delivered))
+            assert monotonic() - began < 0.5
+        finally:
+            await foreign.close()
+
+
+async def test_a_row_that_nobody_announced_is_found_by_polling(database_url: str) -> None:
+    async with bench(database_url) as opened, working(opened):
+        await idle(opened)
+        began = monotonic()
+        await opened.insert()
+        await until(lambda: bool(opened.sender.delivered))
+        assert monotonic() - began < 1.5
+
+
+async def test_notifications_are_few_and_the_last_order_is_always_announced(postgres_url: str) -> None:
+    async with bench(postgres_url) as opened:
+        heard: list[float] = []
+        listener = await asyncpg.connect(postgres_url)
+        try:
+            await listener.add_listener(CHANNEL, lambda *_: heard.append(monotonic()))
+            began = monotonic()
+            for number in range(200):
+                await opened.outbox.enqueue([mail(number)])
+            last = monotonic()
+            await until(lambda: bool(heard) and heard[-1] >= last)
+        finally:
+            await listener.close()
+        assert heard[0] - began < 0.2, "the first is announced at once"
+        assert len(heard) <= (last - began) / 0.05 + 2
+        assert heard[-1] - last < 0.5
+
+
+async def test_a_lost_listen_connection_is_made_again(postgres_url: str) -> None:
+    async with bench(postgres_url) as opened, working(opened):
+        async def listeners() -> list[int]:
+            rows = await opened.sql(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+                "AND (query LIKE 'LISTEN%' OR query LIKE '%pg_catalog.set_config%LISTEN%')"
+            )
+            return [row["pid"] for row in rows]
+
+        async def listening() -> bool:
+            return bool(await listeners())
+
+        await until(listening)
+        (before,) = await listeners()
+        await opened.sql("SELECT pg_terminate_backend(:pid::integer)", pid=before)
+
+        async def again() -> bool:
+            return bool(set(await listeners()) - {before})
+
+        await until(again)
+        await idle(opened)
+        foreign = await asyncpg.connect(postgres_url)
+        try:
+            await foreign.execute("INSERT INTO mail_outbox (to_address, text_body) VALUES ('a@example.org', 'x')")
+            began = monotonic()
+            await foreign.execute(f"NOTIFY {CHANNEL}")
+            await until(lambda: bool(opened.sender.delivered))
+            assert monotonic() - began < 0.5
+        finally:
+            await foreign.close()
+
+
+@pytest.mark.slow
+async def test_a_worker_lives_through_a_restart_of_its_database(private_postgres: PostgresServer) -> None:
+    url = private_postgres.create_database()
+    async with bench(url) as opened, working(opened):
+        await opened.insert(5)
+
+        async def all_sent(expected: int) -> bool:
+            try:
+                return await count(opened, "sent") == expected
+            except Exception:  # noqa: BLE001 - while it restarts, any answer is fine
+                return False
+
+        await until(lambda: all_sent(5))
+        for round_number in (2, 3):
+            await asyncio.to_thread(private_postgres.restart, immediate=True)
+            await until(lambda: _inserted(opened))
+            await until(lambda expected=round_number * 5: all_sent(expected))  # type: ignore[misc]
+        assert len(opened.sender.delivered) == 15
+
+
+async def _inserted(opened: Bench) -> bool:
+    from homing.errors import Unreachable
+
+    try:
+        await opened.sql(
+            "INSERT INTO mail_outbox (to_address, text_body) SELECT 'a@example.org', 'x' "
+            "FROM generate_series(1, 5) RETURNING id"
+        )
+    except Unreachable:
+        return False
+    return True
+
+
+async def test_a_failed_claim_is_logged_and_tried_again(sqlite_url: str) -> None:
+    async with bench(sqlite_url) as opened:
+        claim, failures = opened.outbox.claim, iter([Conflict("locked"), Conflict("locked")])
+
+        async def fail_twice(limit: int) -> object:
+            if (failure := next(failures, None)) is not None:
+                raise failure
+            return await claim(limit)
+
+        opened.outbox.claim = fail_twice  # type: ignore[assignment, method-assign]
+        await opened.insert()
+        async with working(opened):
+            await until(lambda: bool(opened.sender.delivered))
+        assert len(opened.log.all("claim.failed")) == 2
+
+
+async def test_nothing_is_claimed_while_there_is_no_way_out(sqlite_url: str) -> None:
+    async with bench(sqlite_url) as opened:
+        opened.sender.is_available = False
+        (waiting,) = await opened.insert()
+        async with working(opened) as worker:
+            await idle(opened)
+            row = await opened.row(waiting)
+            assert (row["status"], row["claim_seq"]) == ("queued", 0)
+            opened.sender.is_available = True
+            worker.wake()
+            await until(lambda: bool(opened.sender.delivered))
+
+
+async def test_more_than_fits_is_claimed_as_slots_come_free(sqlite_url: str) -> None:
+    async with bench(sqlite_url, mail_batch=5) as opened:
+        await opened.insert(23)
+        async with working(opened):
+            await until(lambda: len(opened.sender.delivered) == 23)
+        assert {message.message_id for _, message in opened.sender.delivered}.__len__() == 23
+
+
+async def test_draining_delivers_everything_that_is_due_and_ends(sqlite_url: str) -> None:
+    async with bench(sqlite_url, mail_batch=5) as opened:
+        await opened.insert(12)
+        (later,) = await opened.insert()
+        await opened.age(later, -3600)
+        worker = opened.homing.worker()
+        assert await asyncio.wait_for(worker.drain(), 20) == 12
+        assert await count(opened, "sent") == 12
+        assert (await opened.row(later))["status"] == "queued"
+
+
+async def test_a_stopped_worker_claims_nothing_more(sqlite_url: str) -> None:
+    async with bench(sqlite_url) as opened:
+        async with working(opened):
+            await until(lambda: True)
+        (after,) = await opened.insert()
+        assert (await opened.row(after))["claim_seq"] == 0
+        assert opened.sender.delivered == []
