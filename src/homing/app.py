@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ from homing.engine.deliver import Deliverer
 from homing.engine.maintenance import Maintenance
 from homing.engine.policy import Exponential, Policy
 from homing.engine.worker import Worker
-from homing.errors import DatabaseError
+from homing.lanes.mail_outbox.backlog import Backlog
 from homing.lanes.mail_outbox.dispatching import Dispatching
 from homing.lanes.mail_outbox.lane import MailOutboxLane, transition
 from homing.lanes.mail_outbox.outbox import CHANNEL, MailOutbox
@@ -37,8 +35,6 @@ LANES = ("mail_outbox",)
 
 #: Attempts under way per connection: one that is sent, one whose envelope goes along, two being composed.
 _ATTEMPTS_PER_CONNECTION = 4
-#: Counting may take this share of the database's time, no more.
-_SHARE_FOR_COUNTING = 0.05
 
 
 class Homing:
@@ -73,7 +69,7 @@ class Homing:
         )
         self.maintenance = Maintenance(self.lane, self.telemetry)
         self.dispatching = Dispatching(self.deliverer, self.outbox, settings.dispatch_rate_limit_per_minute)
-        self.gauges = Gauges(self.outbox, self.telemetry)
+        self.backlog = Backlog(self.outbox, self.telemetry)
 
     @property
     def migrations(self) -> list[Migration]:
@@ -104,6 +100,7 @@ class Homing:
                 "dispatching": self.dispatching,
                 "mail_orders": MailOrders(self.outbox, self.telemetry),
                 "outbox": self.outbox,
+                "backlog": self.backlog,
                 "shelf": self.shelf,
                 "provider": self.sender.name,
                 **self._health(),
@@ -121,7 +118,7 @@ class Homing:
         return {
             "telemetry": self.telemetry,
             "check_ready": self.require_schema,
-            "refresh_gauges": self.gauges.refresh,
+            "refresh_gauges": self.backlog.refresh,
         }
 
     async def close(self) -> None:
@@ -136,32 +133,6 @@ async def opened(settings: Settings, telemetry: Telemetry | None = None) -> Asyn
         homing = Homing(settings, telemetry)
         stack.push_async_callback(homing.close)
         yield homing
-
-
-class Gauges:
-    """What the database alone knows; asked for when somebody looks, and not more often than is cheap."""
-
-    def __init__(self, outbox: MailOutbox, telemetry: Telemetry) -> None:
-        self._outbox = outbox
-        self._telemetry = telemetry
-        self._next = 0.0
-        self._asking = asyncio.Lock()
-
-    async def refresh(self) -> None:
-        async with self._asking:
-            if (started := time.monotonic()) < self._next:
-                return
-            try:
-                await self._ask()
-            except DatabaseError as error:
-                self._telemetry.log.warning("metrics.stale", error=str(error))
-            took = time.monotonic() - started
-            self._next = time.monotonic() + took / _SHARE_FOR_COUNTING
-
-    async def _ask(self) -> None:
-        for state, count in (await self._outbox.counts()).items():
-            self._telemetry.backlog.labels("mail_outbox", state).set(count)
-        self._telemetry.oldest_due.labels("mail_outbox").set(await self._outbox.oldest_due())
 
 
 def mail_policy(settings: Settings) -> Policy:

@@ -446,7 +446,7 @@ async def test_one_log_line_per_attempt_and_no_address_in_it(database_url: str) 
 async def test_metrics_count_what_happened(lane: Bench) -> None:
     await lane.insert(3)
     await lane.deliver()
-    await lane.homing.gauges.refresh()
+    await lane.homing.backlog.refresh()
     value = lane.homing.telemetry.registry.get_sample_value
     labels = {"lane": "mail_outbox", "outcome": "delivered", "error_code": ""}
     assert value("homing_attempts_total", labels) == 3

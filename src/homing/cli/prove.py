@@ -69,7 +69,7 @@ def scale(
     from homing.proof.bench import show
 
     sizes = rows or QUICK_SIZES
-    with _steps(2 * len(sizes) + 2) as step:
+    with _steps(len(sizes) + 2) as step:
         _report(bench.scale(sizes, step, postgres_url=postgres_url), show.scale_table, json=json)
 
 

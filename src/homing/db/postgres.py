@@ -18,7 +18,9 @@ from homing.errors import Conflict, DatabaseError, SchemaError, Unreachable
 #: One NOTIFY per channel and interval, on the leading and on the trailing edge: a NOTIFY in every
 #: transaction takes a lock that all commits of the server queue up behind.
 NOTIFY_INTERVAL = 0.05
-_STATEMENT_TIMEOUT = 60.0
+#: No statement of ours takes a second; one that hangs this long is on a dead connection.
+_STATEMENT_TIMEOUT = 20.0
+_SCRIPT_TIMEOUT = 24 * 3600.0
 _CONNECT_TIMEOUT = 10.0
 _RECONNECT_PAUSE = 1.0
 
@@ -42,20 +44,27 @@ class PostgresDatabase:
         with _translated(self._url):
             pool = self._pool or await self._open()
             async with pool.acquire(timeout=_CONNECT_TIMEOUT) as connection:
-                return await connection.fetch(query.sql, *arguments)
+                try:
+                    return await connection.fetch(query.sql, *arguments)
+                except (asyncio.CancelledError, TimeoutError):
+                    # The pool would wait for the answer before it lets go, and perhaps there comes none.
+                    connection.terminate()
+                    raise
 
     async def run_script(self, statements: str) -> None:
         with _translated(self._url):
             pool = self._pool or await self._open()
             async with pool.acquire(timeout=_CONNECT_TIMEOUT) as connection, connection.transaction():
-                await connection.execute(statements)
+                # An index of a large table takes as long as it takes.
+                await connection.execute(statements, timeout=_SCRIPT_TIMEOUT)
 
     async def _open(self) -> asyncpg.Pool[asyncpg.Record]:
         async with self._opening:
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
                     self._url,
-                    min_size=1,
+                    # None kept open for its own sake: asyncpg would reopen it during an outage, and complain.
+                    min_size=0,
                     max_size=self._pool_size,
                     command_timeout=_STATEMENT_TIMEOUT,
                     timeout=_CONNECT_TIMEOUT,

@@ -78,9 +78,24 @@ class _Connection:
         try:
             if self._connection is None:
                 self._connection = _open(self._path, self._busy_timeout, writes=self._writes)
-            return work(self._connection, *arguments)
+            return self._leniently(self._connection, work, arguments)
         except sqlite3.Error as error:
             raise _translate(error, self._path) from error
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise DatabaseError(f"{self._path} cannot hold that value: {error}") from error
+
+    def _leniently(
+        self, connection: sqlite3.Connection, work: Callable[..., Result], arguments: tuple[Any, ...]
+    ) -> Result:
+        try:
+            return work(connection, *arguments)
+        except sqlite3.OperationalError as error:
+            if "decode to UTF-8" not in str(error):
+                raise
+        # Another program has written bytes that are no text. Nothing was changed; from now on such bytes
+        # are read as U+FFFD, which costs a little: one bad row must not hold up all others.
+        connection.text_factory = _decode
+        return work(connection, *arguments)
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -102,6 +117,10 @@ def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection
     if not writes:
         connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def _read(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any]) -> list[sqlite3.Row]:

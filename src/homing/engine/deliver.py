@@ -153,7 +153,7 @@ class Deliverer:
         """What happened. An exception is a bug of ours, and costs an attempt: it cannot go on for ever."""
         try:
             return await self.lane.attempt(claim)
-        except Exception as bug:
+        except Exception as bug:  # noqa: BLE001 - it is reported, and charged
             self._telemetry.crashed("delivery.crashed", bug, lane=self.lane.name, id=claim.id)
             return Retry(Failure("internal_error", type(bug).__name__))
 
@@ -180,7 +180,8 @@ class Deliverer:
             except Exception as refused:  # noqa: BLE001 - a bad value of one row must not hold up the others
                 self._note_delay(len(batch), type(refused).__name__)
                 if len(batch) > 1:
-                    return {id for one in batch for id in await self._settle_patiently([one])}
+                    settled = [await self._settle_patiently([one]) for one in batch]
+                    return set().union(*settled)
                 batch = [(claim, _bare(settlement)) for claim, settlement in batch]
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_SETTLE_PAUSE)

@@ -18,6 +18,7 @@ from litestar.params import FromPath
 from homing import __version__
 from homing.db import iso
 from homing.errors import NotFound
+from homing.lanes.mail_outbox.backlog import Backlog
 from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.senders.caught_mail import Shelf
 
@@ -35,14 +36,16 @@ class Dashboard(Controller):
     async def overview(
         self,
         outbox: NamedDependency[MailOutbox],
+        backlog: NamedDependency[Backlog],
         shelf: NamedDependency[Shelf],
         provider: NamedDependency[str],
     ) -> str:
+        snapshot = await backlog.look()
         return _pages.get_template("overview.html").render(
             version=__version__,
             provider=provider,
-            counts=await outbox.counts(),
-            oldest=await outbox.oldest_due(),
+            counts=snapshot.counts,
+            oldest=snapshot.oldest_due,
             mails=[{**row, "created": iso(row["created_at"])} for row in await outbox.page(limit=20)],
             caught=[_listed(row) for row in await shelf.list(30)],
         )

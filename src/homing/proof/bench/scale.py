@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -27,13 +28,12 @@ from homing.proof.bench.measure import Budget
 from homing.proof.bench.sample_mails import settle_down
 from homing.proof.bench.servers import fresh_database, postgres
 from homing.senders.mail import Verdict
-from homing.testing.components.postgres import Postgres
 
 Step = Callable[[str], None]
 
 BATCH = 100
 HELD_BACK = 900_000
-_REPETITIONS = 21
+_REPETITIONS = 51
 _AT_ONCE = 500_000
 _A_DAY = timedelta(days=1)
 
@@ -59,27 +59,31 @@ class ScaleTable(Struct, frozen=True):
 
 
 async def scale(rows: Sequence[int], step: Step, *, postgres_url: str | None = None) -> ScaleTable:
-    """Grow one table from size to size; then a second one in which most rows wait for later."""
+    """All tables are there at the same time, one of them with most rows held back, and measured in turns."""
     sizes = sorted(rows)
-    with postgres(postgres_url) as server:
-        costs = await _growing(server, [(size, 0) for size in sizes], step)
-        costs += await _growing(server, [(sizes[0], HELD_BACK)], step)
+    kinds = [*((size, 0) for size in sizes), (sizes[0], HELD_BACK)]
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(postgres(postgres_url))
+        tables = []
+        for queued, held_back in kinds:
+            step(f"filling: {queued:,} rows due, {held_back:,} held back")
+            url = stack.enter_context(fresh_database(server))
+            await _fill(url, queued, held_back)
+            tables.append(await _open(url, stack))
+        step("measuring them in turns")
+        buffers = [[await table.repeat(table.buffers) for table in tables] for _ in range(_REPETITIONS)]
+        times = [[await table.repeat(table.milliseconds) for table in tables] for _ in range(_REPETITIONS)]
+    costs = [
+        _cost(kind, [turn[n] for turn in buffers], [turn[n] for turn in times])
+        for n, kind in enumerate(kinds)
+    ]
     return ScaleTable(tuple(costs), tuple(budgets(costs)))
 
 
-async def _growing(server: Postgres, sizes: Sequence[tuple[int, int]], step: Step) -> list[Cost]:
-    costs = []
-    with fresh_database(server) as url:
-        await _make_tables(url)
-        there = 0
-        for queued, held_back in sizes:
-            step(f"{queued:,} rows due, {held_back:,} held back: filling")
-            await _add_rows(url, there, queued, held_back)
-            there = queued
-            await settle_down(url)
-            step(f"{queued:,} rows due, {held_back:,} held back: measuring")
-            costs.append(await measure(url, queued, held_back))
-    return costs
+async def _fill(url: str, queued: int, held_back: int) -> None:
+    await _make_tables(url)
+    await _add_rows(url, queued, held_back)
+    await settle_down(url)
 
 
 async def _make_tables(url: str) -> None:
@@ -95,10 +99,10 @@ FROM generate_series($1::bigint, $2::bigint) AS n
 """
 
 
-async def _add_rows(url: str, there: int, queued: int, held_back: int) -> None:
+async def _add_rows(url: str, queued: int, held_back: int) -> None:
     connection = await asyncpg.connect(url)
     try:
-        for first in range(there + 1, queued + 1, _AT_ONCE):
+        for first in range(1, queued + 1, _AT_ONCE):
             await connection.execute(_ADD, first, min(first + _AT_ONCE - 1, queued), -_A_DAY)
         if held_back:
             await connection.execute(_ADD, queued + 1, queued + held_back, _A_DAY)
@@ -106,7 +110,7 @@ async def _add_rows(url: str, there: int, queued: int, held_back: int) -> None:
         await connection.close()
 
 
-# ── one size ─────────────────────────────────────────────────────────────────────────────────────
+# ── one statement ────────────────────────────────────────────────────────────────────────────────
 
 
 class Sample(Struct, frozen=True):
@@ -114,23 +118,21 @@ class Sample(Struct, frozen=True):
     settle: float
 
 
-async def measure(url: str, queued: int, held_back: int) -> Cost:
-    # As our own connections are: compiling would take longer than any of these statements.
-    connection = await asyncpg.connect(url, server_settings={"jit": "off"})
-    try:
-        bench = _Statements(connection, load_queries("homing.lanes.mail_outbox", "postgres"))
-        buffers = [await bench.repeat(bench.buffers) for _ in range(_REPETITIONS)]
-        times = [await bench.repeat(bench.milliseconds) for _ in range(_REPETITIONS)]
-    finally:
-        await connection.close()
+def _cost(kind: tuple[int, int], buffers: Sequence[Sample], times: Sequence[Sample]) -> Cost:
     return Cost(
-        queued,
-        held_back,
+        *kind,
         median(sample.claim for sample in buffers),
         median(sample.claim for sample in times),
         median(sample.settle for sample in buffers),
         median(sample.settle for sample in times),
     )
+
+
+async def _open(url: str, stack: AsyncExitStack) -> _Statements:
+    # As our own connections are: compiling would take longer than any of these statements.
+    connection = await asyncpg.connect(url, server_settings={"jit": "off"})
+    stack.push_async_callback(connection.close)
+    return _Statements(connection, load_queries("homing.lanes.mail_outbox", "postgres"))
 
 
 class _Statements:
