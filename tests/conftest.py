@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 from hypothesis import settings
+
 from homing.testing.components.obtain import Missing
 from homing.testing.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
 from homing.testing.components.processes import hold, make_home, wait_until

@@ -1,4 +1,4 @@
-"""A Homing on a database of the test's own, and plain SQL on the same tables, as another program would use it."""
+"""A Homing on a database of the test's own, and plain SQL on its tables, as another program would use it."""
 
 from __future__ import annotations
 

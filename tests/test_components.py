@@ -12,6 +12,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.conftest import require
+
 from homing.testing.components.obtain import Missing
 from homing.testing.components.postgres import (
     OLDEST_VERSION,
@@ -23,7 +25,6 @@ from homing.testing.components.postgres import (
 )
 from homing.testing.components.processes import hold, wait_until
 from homing.testing.components.smtp import SmtpSink
-from tests.conftest import require
 
 HOLDER = """
 import sys

@@ -55,13 +55,14 @@ def homing(
 
     def run(*arguments: str, **changes: str) -> Result:
         capsys.readouterr()
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        with monkeypatch.context() as patch:
             for name in os.environ:
                 patch.delenv(name)
             for name, value in {**environment, **changes}.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "argv", ["homing", *arguments])
-            main()
+            with pytest.raises(SystemExit) as ended:
+                main()
         output = capsys.readouterr()
         code = ended.value.code
         return Result(code if isinstance(code, int) else 0, output.out, output.err)
@@ -114,7 +115,8 @@ def test_a_day_of_mails(homing: Homing, tmp_path: Path) -> None:
         "requeue": 1,
     }
     assert json.loads(homing("status", "--json").stdout)["mail_outbox"] | {"oldestDueSeconds": 0} == {
-        "queued": 1, "dispatching": 0, "sent": 3, "failed": 0, "cancelled": 1, "expired": 0, "oldestDueSeconds": 0,
+        "queued": 1, "dispatching": 0, "sent": 3, "failed": 0, "cancelled": 1, "expired": 0,
+        "oldestDueSeconds": 0,
     }  # fmt: skip
 
 

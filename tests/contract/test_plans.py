@@ -6,13 +6,13 @@ import json
 import re
 
 import pytest
-
 from tests.outbox import Bench, bench
 
 ROWS = 100_000
 POSTGRES_ROWS = f"""
 INSERT INTO mail_outbox (to_address, subject, text_body, status, next_attempt_at)
-SELECT 'a@example.org', 's', 'b', CASE WHEN g % 10 = 0 THEN 'queued' ELSE 'sent' END, now() - g * interval '1 second'
+SELECT 'a@example.org', 's', 'b', CASE WHEN g % 10 = 0 THEN 'queued' ELSE 'sent' END,
+    now() - g * interval '1 second'
 FROM generate_series(1, {ROWS}) AS g RETURNING 1
 """
 SQLITE_ROWS = f"""

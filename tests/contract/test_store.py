@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.outbox import Bench, bench
 
 from homing.engine.model import Bury, Complete, Failure, RetryIn
-from tests.outbox import Bench, bench
 
 FAILURE = Failure("network_error", "gone")
 

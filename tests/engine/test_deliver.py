@@ -12,15 +12,26 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.model.virtual_time import VirtualLoop, run_virtually
+from tests.outbox import LogLines, bench
 
 from homing.db import Query
 from homing.engine.deliver import Deliverer
-from homing.engine.model import Bury, Claim, Complete, Delivered, Failure, Outcome, Reject, RetryIn, Settlement
+from homing.engine.model import (
+    Bury,
+    Claim,
+    Complete,
+    Delivered,
+    Failure,
+    Outcome,
+    Reject,
+    RetryIn,
+    Settlement,
+)
 from homing.engine.policy import Exponential, Policy
 from homing.errors import Conflict, DatabaseError, Unreachable
+from homing.senders.mail import MailMessage, SendResult
 from homing.telemetry import Telemetry, make_logger
-from tests.model.virtual_time import VirtualLoop, run_virtually
-from tests.outbox import LogLines, bench
 
 LEASE = 30.0
 
@@ -130,7 +141,7 @@ class Desk:
         )
 
     async def claim(self, count: int, first: int = 1) -> list[Claim[str]]:
-        self.store.due += [Claim(id, 1, 0, "") for id in range(first, first + count)]
+        self.store.due += [Claim(number, 1, 0, "") for number in range(first, first + count)]
         return await self.deliverer.claim(count)
 
 
@@ -246,7 +257,7 @@ def test_a_row_that_comes_back_to_the_process_that_lost_it_is_sent_by_the_new_cl
         first = await desk.claim(2)
         old = asyncio.create_task(desk.deliverer.settled(first))
         await asyncio.sleep(1)
-        again = [Claim(id, 2, 0, "") for id in (1, 2)]
+        again = [Claim(number, 2, 0, "") for number in (1, 2)]
         desk.deliverer.take(again, until=asyncio.get_running_loop().time() + LEASE)
         assert set((await desk.deliverer.settled(again)).values()) == {Complete(None)}
         assert await asyncio.wait_for(old, 1) == {1: None, 2: None}
@@ -308,7 +319,9 @@ def test_room_is_told_when_a_fifth_of_the_slots_is_free() -> None:
         assert desk.deliverer.free == 0
         waiting = asyncio.create_task(desk.deliverer.has_room())
         await asyncio.sleep(1.5)
-        assert (desk.deliverer.free, waiting.done()) == (1, False), "a claim for one row costs as much as for two"
+        assert (desk.deliverer.free, waiting.done()) == (1, False), (
+            "a claim for one row costs as much as for two"
+        )
         await asyncio.sleep(1)
         assert (desk.deliverer.free, waiting.done()) == (2, True)
         await desk.deliverer.settled(claims)
@@ -338,8 +351,8 @@ async def test_settlements_are_written_in_batches(sqlite_url: str) -> None:
     """Counted at the database: claims, renewals and settlements of 400 mails."""
     async with bench(sqlite_url, mail_batch=400, mail_connections=50) as opened:
         await opened.sql(
-            "WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 400) INSERT INTO mail_outbox "
-            "(to_address, subject, text_body) SELECT 'a@example.org', 's', 'b' FROM s RETURNING 1 AS one"
+            "WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 400) "
+            "INSERT INTO mail_outbox (to_address, text_body) SELECT 'a@example.org', 'b' FROM s RETURNING 1 AS one"
         )
         statements = Counter[str]()
         fetch = opened.homing.database.fetch
@@ -360,7 +373,9 @@ def test_what_was_sent_is_settled_when_the_database_comes_back() -> None:
         desk = Desk(lasting(1))
         outage_ends = 25.0
         loop = asyncio.get_running_loop()
-        desk.store.trouble = lambda name: Unreachable("away") if name == "settle" and loop.time() < outage_ends else None
+        desk.store.trouble = lambda name: (
+            Unreachable("away") if name == "settle" and loop.time() < outage_ends else None
+        )
         claims = await desk.claim(4)
         assert set((await desk.deliverer.settled(claims)).values()) == {Complete(None)}
         assert loop.time() == pytest.approx(outage_ends, abs=2.1), "the pause between tries has a limit"
@@ -374,23 +389,29 @@ def test_settlements_that_arrive_during_an_outage_go_out_together_after_it() -> 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         desk = Desk(lasting(1), concurrency=1)
-        desk.store.trouble = lambda name: Unreachable("away") if name == "settle" and loop.time() < 12 else None
+        desk.store.trouble = lambda name: (
+            Unreachable("away") if name == "settle" and loop.time() < 12 else None
+        )
         await desk.deliverer.settled(await desk.claim(10))
         assert desk.store.named("settle")[-1] == list(range(2, 11))
 
     virtually(scenario)
 
 
-@pytest.mark.parametrize("error", [DatabaseError("22P05"), UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates")])
+@pytest.mark.parametrize(
+    "error", [DatabaseError("22P05"), UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates")]
+)
 def test_a_settlement_that_the_database_refuses_holds_up_nobody(error: Exception) -> None:
     async def scenario() -> None:
         async def work(claim: Claim[str]) -> Outcome:
             return Reject(Failure("refused", "poison" if claim.id == 2 else "no such user"))
 
         desk = Desk(work)
-        desk.store.refuse = lambda s: error if getattr(s, "failure", Failure("")).message == "poison" else None
+        desk.store.refuse = lambda s: (
+            error if getattr(s, "failure", Failure("")).message == "poison" else None
+        )
         ends = await desk.deliverer.settled(await desk.claim(3))
-        assert {id for id, end in ends.items() if isinstance(end, Bury)} == {1, 2, 3}
+        assert {number for number, end in ends.items() if isinstance(end, Bury)} == {1, 2, 3}
         assert desk.store.settled[2] == Bury(Failure("refused"))
         assert desk.store.settled[3] == Bury(Failure("refused", "no such user"))
 
@@ -477,16 +498,17 @@ def test_a_drain_with_nothing_to_do_returns_at_once_and_stops_the_heartbeat() ->
 async def test_a_drained_process_leaves_its_rows_as_if_it_had_never_been(sqlite_url: str) -> None:
     async with bench(sqlite_url, mail_connections=1, mail_batch=50) as opened:
         ids = await opened.insert(20)
-        before = {id: (await opened.row(id))["next_attempt_at"] for id in ids}
+        before = {one: (await opened.row(one))["next_attempt_at"] for one in ids}
         hold = asyncio.Event()
 
-        async def stall(_message: Any) -> Any:
+        async def stall(message: MailMessage) -> SendResult:
             await hold.wait()
+            raise AssertionError("nobody lets it go on")
 
         opened.sender.send = stall  # type: ignore[method-assign]
         await opened.deliverer.claim(20)
         await opened.deliverer.drain(0)
-        for id in ids:
-            row = await opened.row(id)
-            assert (row["status"], row["retry_count"], row["next_attempt_at"]) == ("queued", 0, before[id])
+        for one in ids:
+            row = await opened.row(one)
+            assert (row["status"], row["retry_count"], row["next_attempt_at"]) == ("queued", 0, before[one])
             assert (row["locked_by"], row["lease_expires_at"]) == (None, None)

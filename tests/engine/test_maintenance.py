@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.engine.waiting import until
+from tests.outbox import Bench, LogLines, bench
 
 from homing.engine.maintenance import Maintenance
 from homing.errors import Conflict
 from homing.telemetry import Telemetry, make_logger
-from tests.outbox import Bench, LogLines, bench
-
-
-async def until(condition: Any, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 def maintenance_of(opened: Bench, log: LogLines) -> Maintenance:
@@ -34,7 +28,9 @@ async def test_many_processes_rescue_each_row_once(database_url: str) -> None:
             await opened.age(one, 1000)
         await asyncio.gather(*(opened.homing.maintenance.once() for _ in range(8)))
         rows = [await opened.row(one) for one in lost]
-        assert {(row["status"], row["rescue_count"], row["retry_count"]) for row in rows} == {("queued", 1, 0)}
+        assert {(row["status"], row["rescue_count"], row["retry_count"]) for row in rows} == {
+            ("queued", 1, 0)
+        }
 
 
 @pytest.mark.clause("OUT-13")

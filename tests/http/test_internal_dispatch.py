@@ -12,10 +12,10 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from tests.outbox import Bench, bench
 
 from homing.http.server import serving
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, reply
-from tests.outbox import Bench, bench
 
 UTC_WITH_Z = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z")
 
@@ -38,9 +38,11 @@ async def opened(database_url: str, sink: SmtpSink, **settings: Any) -> AsyncIte
     async with bench(database_url, mail_url=sink.url, **settings) as lane:
         api = Api(lane.homing, lane.log)
         api.sink = sink
-        async with serving(lane.homing.asgi(), "127.0.0.1", 0) as address:
-            async with httpx.AsyncClient(base_url=address, timeout=30) as api.client:
-                yield api
+        async with (
+            serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+            httpx.AsyncClient(base_url=address, timeout=30) as api.client,
+        ):
+            yield api
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.outbox import Bench, bench
 
 from homing.http.server import serving
-from tests.outbox import Bench, bench
 
 MAIL = {"to": "ann@example.org", "subject": "Hi", "text": "Hello."}
 
@@ -22,7 +22,7 @@ class Api(Bench):
         return await self.client.post("/api/mail", json=body)
 
     async def stored(self) -> int:
-        return (await self.sql("SELECT count(*) AS n FROM mail_outbox"))[0]["n"]
+        return int((await self.sql("SELECT count(*) AS n FROM mail_outbox"))[0]["n"])
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from homing.engine.model import Bury, Complete, Discard, Reject, Retry, RetryIn, Skip
 from tests.model.world import Event, Row, World
+
+from homing.engine.model import Bury, Complete, Discard, Reject, Retry, RetryIn, Skip
 
 
 @dataclass
@@ -29,12 +30,12 @@ class _Life:
 
 def check(world: World) -> list[str]:
     """Every violation, in words; none is what we want."""
-    lives: dict[int, _Life] = {id: _Life() for id in world.rows}
+    lives: dict[int, _Life] = {number: _Life() for number in world.rows}
     found = [f"a bug was logged: {bug}" for bug in world.history.bugs]
     for event in world.history.events:
         found.extend(_step(lives, event))
-    for id, row in world.rows.items():
-        found.extend(_at_the_end(row, lives[id], world.max_attempts))
+    for number, row in world.rows.items():
+        found.extend(_at_the_end(row, lives[number], world.max_attempts))
     return found
 
 
@@ -55,6 +56,13 @@ def _step(lives: dict[int, _Life], event: Event) -> Iterator[str]:
         case "stale":
             if life.held and life.owner == event.fence:
                 yield f"refused although it was the owner's: {event}"
+        case _:
+            _remember(life, event)
+
+
+def _remember(life: _Life, event: Event) -> None:
+    """What is right or wrong only later."""
+    match event.kind:
         case "requeue":
             life.ended, life.charged = False, 0
             life.accepted.clear()
@@ -64,7 +72,7 @@ def _step(lives: dict[int, _Life], event: Event) -> Iterator[str]:
             life.answers[event.fence] = event.what
         case "struck":
             life.struck.add(event.fence)
-        case "insert" | "attempt":
+        case _:
             pass
 
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from tests.model.checker import check, doubles
+from tests.model.virtual_time import Process, VirtualLoop, run_virtually
+from tests.model.world import CALM, Event, History, SimulatedLane, Weather, World
 
 from homing.engine.deliver import Deliverer
 from homing.engine.maintenance import Maintenance
 from homing.engine.policy import Exponential, Policy
 from homing.engine.worker import Worker
 from homing.telemetry import Telemetry
-from tests.model.checker import check, doubles
-from tests.model.virtual_time import Process, VirtualLoop, run_virtually
-from tests.model.world import CALM, Event, History, SimulatedLane, Weather, World
 
 #: Virtual seconds after which a run that has not ended never will.
 _HORIZON = 3600.0
@@ -138,7 +138,9 @@ class Simulation:
         await asyncio.gather(*(node.stop(plan.grace) for node in self._nodes))
 
     async def _until_ended(self) -> None:
-        while not self.world.ended() and self._loop.time() < _HORIZON:
+        while True:
+            if self.world.ended() or self._loop.time() >= _HORIZON:
+                return
             await asyncio.sleep(1.0)
 
     def _start(self) -> None:
@@ -203,8 +205,8 @@ class Simulation:
 
     def _operate(self) -> None:
         """Somebody requeues or cancels, and a hint wakes a worker."""
-        id = self._rand.choice(list(self.world.rows))
-        self._rand.choice((self.world.requeue, self.world.cancel))(id)
+        number = self._rand.choice(list(self.world.rows))
+        self._rand.choice((self.world.requeue, self.world.cancel))(number)
         if (node := self._any_node()) is not None:
             node.worker.wake()
 
@@ -230,9 +232,9 @@ class _BugLog:
 
 
 #: The receiver keeps its ways, but nothing breaks any more: now everything has to end.
-_NO_FAULTS: dict[str, float] = {
-    name: 0.0 for name in ("statement_fails", "commit_unknown", "statement_hangs", "slow_send", "reply_lost")
-}
+_NO_FAULTS: dict[str, float] = dict.fromkeys(
+    ("statement_fails", "commit_unknown", "statement_hangs", "slow_send", "reply_lost"), 0.0
+)
 
 
 def simulate(plan: Plan, seed: int) -> Run:
@@ -290,7 +292,7 @@ def main() -> None:
         totals.update(_figures(run))
         if run.violations or given.verbose:
             _show(run, verbose=given.verbose)
-    print(" ".join(f"{name}={totals[name]}" for name in totals))
+    sys.stdout.write(" ".join(f"{name}={totals[name]}" for name in totals) + "\n")
     sys.exit(1 if totals["violations"] else 0)
 
 
@@ -309,14 +311,14 @@ def _figures(run: Run) -> dict[str, int]:
 
 
 def _show(run: Run, *, verbose: bool) -> None:
-    if verbose:
-        print(plan_of(run.seed))
-        for event in run.events:
-            print(
-                f"{event.at:9.3f} {event.kind:8} row {event.id} claim {event.fence} {event.process} {event.what or ''}"
-            )
-    for violation in run.violations:
-        print(f"seed {run.seed}: {violation}")
+    lines = [str(plan_of(run.seed)), *map(_line, run.events)] if verbose else []
+    lines += [f"seed {run.seed}: {violation}" for violation in run.violations]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _line(event: Event) -> str:
+    about = f"{event.at:9.3f} {event.kind:8} row {event.id} claim {event.fence} {event.process}"
+    return f"{about} {event.what or ''}"
 
 
 if __name__ == "__main__":

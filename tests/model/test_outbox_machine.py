@@ -24,17 +24,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.outbox import Bench, bench
 
 from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
 from homing.lanes.mail_outbox.mail import Mail
-from tests.outbox import Bench, bench
 
 Result = TypeVar("Result")
 
 MAX_ATTEMPTS, LEASE, BASE = 5, 120.0, 30.0
 FREE_RESCUES = 3
 FAILURE = Failure("network_error", "gone")
-#: No sum of steps equals a delay, a lease or a time to live: the milliseconds that really pass decide nothing.
+#: No sum of steps equals a delay, a lease or a time to live, so the milliseconds that really pass decide
+#: nothing.
 STEPS = (70.0, 140.0, 1000.0)
 TIMES_TO_LIVE = (None, None, 200.0, 600.0)
 SETTLEMENTS: tuple[Settlement, ...] = (
@@ -95,19 +96,19 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), time_to_live=st.sampled_from(TIMES_TO_LIVE))
     def insert(self, count: int, time_to_live: float | None) -> None:
-        for id in self.opened.run(self.opened.bench.insert(count)):
-            assert id not in self.rows
-            self.rows[id] = Row(self.now, None if time_to_live is None else self.now + time_to_live)
+        for one in self.opened.run(self.opened.bench.insert(count)):
+            assert one not in self.rows
+            self.rows[one] = Row(self.now, None if time_to_live is None else self.now + time_to_live)
             if time_to_live is not None:
-                self.opened.run(_expire_in(self.opened.bench, id, time_to_live))
+                self.opened.run(_expire_in(self.opened.bench, one, time_to_live))
 
     @precondition(lambda self: self.rows)
     @rule(picks=several)
     def requeue(self, picks: list[int]) -> None:
         ids = self._pick_ids(picks)
-        ended = {id for id in ids if self.rows[id].status in {"failed", "cancelled", "expired"}}
+        ended = {one for one in ids if self.rows[one].status in {"failed", "cancelled", "expired"}}
         assert set(self.opened.run(self.outbox.requeue(ids))) == ended
-        for row in (self.rows[id] for id in ended):
+        for row in (self.rows[one] for one in ended):
             row.status, row.due, row.retries, row.rescues, row.deferrals = "queued", self.now, 0, 0, 0
             row.expires = None if row.expires is None or row.expires <= self.now else row.expires
 
@@ -115,10 +116,10 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(picks=several)
     def cancel(self, picks: list[int]) -> None:
         ids = self._pick_ids(picks)
-        waiting = {id for id in ids if self.rows[id].status == "queued"}
+        waiting = {one for one in ids if self.rows[one].status == "queued"}
         assert set(self.opened.run(self.outbox.cancel(ids))) == waiting
-        for id in waiting:
-            self.rows[id].status = "cancelled"
+        for one in waiting:
+            self.rows[one].status = "cancelled"
 
     def _pick_ids(self, picks: list[int]) -> list[int]:
         known = list(self.rows)
@@ -128,13 +129,13 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 5))
     def claim(self, limit: int) -> None:
-        due = {id: row for id, row in self.rows.items() if self._is_due(row)}
+        due = {one: row for one, row in self.rows.items() if self._is_due(row)}
         claims = self.opened.run(self.outbox.claim(limit))
         taken = {claim.id for claim in claims}
         assert taken <= set(due)
         assert len(claims) == len(taken) == min(limit, len(due))
-        left = [row.due for id, row in due.items() if id not in taken]
-        assert max((due[id].due for id in taken), default=0) <= min(left, default=self.now)
+        left = [row.due for one, row in due.items() if one not in taken]
+        assert max((due[one].due for one in taken), default=0) <= min(left, default=self.now)
         for claim in claims:
             self._hand_over(claim)
 
@@ -165,8 +166,8 @@ class OutboxMachine(RuleBasedStateMachine):
         claims = [self.claims[key] for key in self._pick_claims(picks)]
         owned = {claim.id for claim in claims if self._owns(claim)}
         assert self.opened.run(self.outbox.renew(claims)) == owned
-        for id in owned:
-            self.rows[id].lease = self.now + LEASE
+        for one in owned:
+            self.rows[one].lease = self.now + LEASE
 
     @precondition(lambda self: self.claims)
     @rule(picks=several)
@@ -174,8 +175,8 @@ class OutboxMachine(RuleBasedStateMachine):
         claims = [self.claims[key] for key in self._pick_claims(picks)]
         owned = {claim.id for claim in claims if self._owns(claim)}
         assert self.opened.run(self.outbox.release(claims)) == owned
-        for id in owned:
-            self.rows[id].status, self.rows[id].lease = "queued", None
+        for one in owned:
+            self.rows[one].status, self.rows[one].lease = "queued", None
 
     def _pick_claims(self, picks: list[int]) -> list[int]:
         """Places in `claims`, mostly of the latest ones, each once."""
@@ -247,8 +248,8 @@ class OutboxMachine(RuleBasedStateMachine):
                 "lease_expires_at IS NOT NULL AS leased, locked_by IS NOT NULL AS locked FROM mail_outbox"
             )
         )
-        shown = {row["id"]: tuple(row.values())[1:6] + (bool(row["leased"]),) for row in found}
-        assert shown == {id: row.shown() for id, row in self.rows.items()}
+        shown = {row["id"]: (*tuple(row.values())[1:6], bool(row["leased"])) for row in found}
+        assert shown == {one: row.shown() for one, row in self.rows.items()}
         assert all(bool(row["locked"]) is bool(row["leased"]) for row in found)
 
     @invariant()
@@ -293,9 +294,12 @@ def test_the_outbox_is_what_the_model_says(database_url: str) -> None:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         opened = Opened(runner, runner.run(stack.enter_async_context(bench(database_url, **limits, **waits))))
+
+        class OnThisStore(OutboxMachine):
+            def __init__(self) -> None:
+                super().__init__(opened)
+
         try:
-            run_state_machine_as_test(  # type: ignore[no-untyped-call]
-                lambda: OutboxMachine(opened), settings=settings(max_examples=60, stateful_step_count=40)
-            )
+            run_state_machine_as_test(OnThisStore, settings=settings(max_examples=60, stateful_step_count=40))
         finally:
             runner.run(stack.aclose())

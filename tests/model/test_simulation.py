@@ -7,19 +7,25 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-
 from tests.model.simulation import Plan, Run, plan_of, simulate
 from tests.model.virtual_time import Process, Stuck, VirtualLoop, run_virtually
 from tests.model.world import Weather
 
 SEEDS = 300
 STORMY = Weather(
-    statement_fails=0.15, commit_unknown=0.1, statement_hangs=0.01, slow_send=0.1, reply_lost=0.05, deferred=0.2
+    statement_fails=0.15,
+    commit_unknown=0.1,
+    statement_hangs=0.01,
+    slow_send=0.1,
+    reply_lost=0.05,
+    deferred=0.2,
 )
 
 
 def explained(run: Run) -> str:
-    return f"seed {run.seed} (replay: python -m tests.model.simulation --first {run.seed} --seeds 1 --verbose)"
+    return (
+        f"seed {run.seed} (replay: python -m tests.model.simulation --first {run.seed} --seeds 1 --verbose)"
+    )
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """An event loop whose time jumps to the next timer, and processes in it that can be stopped and killed.
 
-Days pass in milliseconds (up to six weeks: beyond, floats are too coarse), and the same seed gives the same run. A `Process` owns every task that is
-created in its context, so a crash ends exactly those, and a pause holds back exactly their steps while
-the rest of the world goes on.
+Days pass in milliseconds (up to six weeks: beyond, floats are too coarse), and the same seed gives the
+same run. A `Process` owns every task that is created in its context, so a crash ends exactly those, and
+a pause holds back exactly their steps while the rest of the world goes on.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import selectors
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -115,7 +116,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
     def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+        self,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
+        context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is None or not process.paused:
@@ -128,8 +132,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., Any],
-        *args: Any,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         process = PROCESS.get() if context is None else context.get(PROCESS)
@@ -148,7 +152,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _adopting_task(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result], **options: Any
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, Result] | Generator[Any, None, Result],
+    **options: Any,
 ) -> asyncio.Task[Result]:
     task: asyncio.Task[Result] = asyncio.Task(work, loop=loop, **options)
     if (process := PROCESS.get()) is not None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from tests.model.virtual_time import PROCESS, Process, VirtualLoop
+
 from homing.engine.model import (
     Bury,
     Claim,
@@ -30,7 +32,6 @@ from homing.engine.model import (
 )
 from homing.engine.policy import Policy
 from homing.errors import Conflict, Unreachable
-from tests.model.virtual_time import PROCESS, Process, VirtualLoop
 
 Result = TypeVar("Result")
 
@@ -40,7 +41,8 @@ FREE_RESCUES = 3
 STATEMENT_TIMEOUT = 8.0
 
 EventKind = Literal[
-    "insert", "claim", "settle", "stale", "release", "rescue", "requeue", "attempt", "accept", "answer", "struck"
+    "insert", "requeue", "claim", "attempt", "accept", "answer", "settle", "stale", "release", "rescue",
+    "struck",
 ]  # fmt: skip
 
 
@@ -77,8 +79,8 @@ class History:
 
     def strike(self, process: str) -> None:
         """A fault hits a process: whatever it holds may now be sent twice."""
-        for id, fence in self._held.get(process, {}):
-            self.note("struck", id, fence, process)
+        for row_id, fence in self._held.get(process, {}):
+            self.note("struck", row_id, fence, process)
 
     def strike_all(self) -> None:
         for process in list(self._held):
@@ -146,10 +148,10 @@ class World:
         return probability > 0 and self.rand.random() < probability
 
     def insert(self, delay: float = 0.0) -> int:
-        id = len(self.rows) + 1
-        self.rows[id] = Row(id, self.now() + delay)
-        self.history.note("insert", id, 0, "")
-        return id
+        number = len(self.rows) + 1
+        self.rows[number] = Row(number, self.now() + delay)
+        self.history.note("insert", number, 0, "")
+        return number
 
     def requeue(self, id: int) -> None:
         row = self.rows[id]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from homing.testing.components.smtp import SmtpSink as PostfixSink
 from tests.senders.peers import QUICK, AiosmtpdPeer, aiosmtpd_peer, mail, sender_to, until
 
 from homing.errors import SettingsError
@@ -19,6 +18,7 @@ from homing.senders.mail import SendErrorCode, SendResult
 from homing.senders.smtp import Limits, Relay, SmtpSender
 from homing.senders.smtp_protocol import LONGEST_REPLY
 from homing.testing import smtp_sink
+from homing.testing.components.smtp import SmtpSink as PostfixSink
 from homing.testing.smtp_sink import (
     Act,
     Faults,

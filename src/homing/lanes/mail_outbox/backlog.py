@@ -24,7 +24,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class Backlog:
-    """Asked when somebody looks. A large table is counted more rarely, and the last answer serves meanwhile."""
+    """Asked when somebody looks. A large table is counted more rarely; the last answer serves meanwhile."""
 
     def __init__(
         self, outbox: MailOutbox, telemetry: Telemetry, monotonic: Monotonic = time.monotonic
