@@ -77,6 +77,7 @@ async def test_a_refused_statement_names_its_state_and_the_next_one_works(postgr
         await database.close()
 
 
+@pytest.mark.slow
 async def test_a_row_that_another_holds_too_long_is_a_conflict(postgres_url: str) -> None:
     async with bench(postgres_url) as opened:
         (held,) = await opened.insert()
@@ -304,6 +305,7 @@ async def test_a_hundred_settlements_with_cuts_are_each_charged_once(
         assert proxy.sprung == 100
 
 
+@pytest.mark.slow
 async def test_a_silent_network_costs_no_lease(proxy: TcpProxy, postgres_url: str) -> None:
     """A renewal that hears nothing is given up after a third of the lease, and the next one gets through."""
     async with bench(through(proxy, postgres_url), dispatch_lease_seconds=3.0) as opened:

@@ -352,7 +352,7 @@ async def test_settlements_are_written_in_batches(sqlite_url: str) -> None:
     async with bench(sqlite_url, mail_batch=400, mail_connections=50) as opened:
         await opened.sql(
             "WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 400) "
-            "INSERT INTO mail_outbox (to_address, text_body) SELECT 'a@example.org', 'b' FROM s RETURNING 1 AS one"
+            "INSERT INTO mail_outbox (to_address, text_body) SELECT 'a@b.example', 'b' FROM s RETURNING id"
         )
         statements = Counter[str]()
         fetch = opened.homing.database.fetch
@@ -479,6 +479,19 @@ def test_a_drain_in_an_outage_ends_in_time() -> None:
         await desk.deliverer.drain(5)
         assert asyncio.get_running_loop().time() < 0.5 + 5 + 2.5
         assert len(desk.log.all("release.failed")) == 1
+
+    virtually(scenario)
+
+
+def test_a_drain_does_not_wait_for_a_database_that_is_silent() -> None:
+    async def scenario() -> None:
+        desk = Desk(lasting(100), concurrency=2)
+        await desk.claim(4)
+        await asyncio.sleep(0.5)
+        desk.store.hangs.add("release")
+        await desk.deliverer.drain(8)
+        assert asyncio.get_running_loop().time() == pytest.approx(0.5 + 8 + 5, abs=0.1)
+        assert [line["error"] for line in desk.log.all("release.failed")] == ["no answer", "no answer"]
 
     virtually(scenario)
 

@@ -46,6 +46,7 @@ async def count(opened: Bench, status: str) -> int:
     return (await opened.outbox.counts())[status]
 
 
+@pytest.mark.slow
 async def test_an_order_in_the_same_process_is_delivered_at_once(database_url: str) -> None:
     async with bench(database_url) as opened, working(opened):
         await idle()
@@ -55,6 +56,7 @@ async def test_an_order_in_the_same_process_is_delivered_at_once(database_url: s
         assert monotonic() - began < 0.5, "it did not wait for the poll"
 
 
+@pytest.mark.slow
 async def test_an_order_by_another_process_wakes_the_worker(postgres_url: str) -> None:
     async with bench(postgres_url) as opened, working(opened):
         script = (
@@ -90,6 +92,7 @@ async def test_an_order_by_another_process_wakes_the_worker(postgres_url: str) -
         assert await process.wait() == 0
 
 
+@pytest.mark.slow
 async def test_a_plain_notify_wakes_the_worker(postgres_url: str) -> None:
     """Any program may insert a row and announce it; ours is not needed for that."""
     async with bench(postgres_url) as opened, working(opened):
@@ -107,6 +110,7 @@ async def test_a_plain_notify_wakes_the_worker(postgres_url: str) -> None:
             await foreign.close()
 
 
+@pytest.mark.slow
 async def test_a_row_that_nobody_announced_is_found_by_polling(database_url: str) -> None:
     async with bench(database_url) as opened, working(opened):
         await idle()
@@ -134,6 +138,7 @@ async def test_notifications_are_few_and_the_last_order_is_always_announced(post
         assert heard[-1] - last < 0.5
 
 
+@pytest.mark.slow
 async def test_a_lost_listen_connection_is_made_again(postgres_url: str) -> None:
     async with bench(postgres_url) as opened, working(opened):
 
@@ -215,6 +220,7 @@ async def test_a_failed_claim_is_logged_and_tried_again(sqlite_url: str) -> None
         assert len(opened.log.all("claim.failed")) == 2
 
 
+@pytest.mark.slow
 async def test_nothing_is_claimed_while_there_is_no_way_out(sqlite_url: str) -> None:
     async with bench(sqlite_url) as opened:
         opened.sender.is_available = False

@@ -8,13 +8,13 @@ used at any later time, so most settlements that are tried here come from worker
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 from tests.outbox import Bench, bench
 
 from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
@@ -238,6 +239,27 @@ class OutboxMachine(RuleBasedStateMachine):
             elif row.retries >= MAX_ATTEMPTS:
                 row.status = "failed"
 
+    # ── stories that chance alone would seldom tell ──────────────────────────────────────────────
+
+    @rule(times=st.integers(1, 4))
+    def lose_workers(self, times: int) -> None:
+        """Who claims dies, again and again; then one claims whose rows others still believe to own."""
+        for _ in range(times):
+            self.claim(5)
+            self.pass_time(STEPS[-1])
+            self.rescue()
+        self.claim(5)
+
+    @rule(times=st.integers(1, MAX_ATTEMPTS))
+    def fail_again_and_again(self, times: int) -> None:
+        for _ in range(times):
+            first = len(self.claims)
+            self.claim(5)
+            taken = len(self.claims) - first
+            if taken:
+                self.settle(list(range(taken)), [RetryIn(100.0, FAILURE)] * 6)
+            self.pass_time(140.0)
+
     # ── always ───────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
@@ -286,20 +308,55 @@ async def _expire_in(opened: Bench, id: int, seconds: float) -> None:
     )
 
 
+@contextmanager
+def opened_store(url: str) -> Iterator[Opened]:
+    limits = {"dispatch_max_attempts": MAX_ATTEMPTS, "dispatch_lease_seconds": LEASE}
+    waits = {"dispatch_backoff_base_seconds": BASE, "dispatch_backoff_jitter": 0.0}
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        opened = runner.run(stack.enter_async_context(bench(url, **limits, **waits)))
+        try:
+            yield Opened(runner, opened)
+        finally:
+            runner.run(stack.aclose())
+
+
+def walk(opened: Opened, phases: Sequence[Phase] = tuple(Phase)) -> None:
+    class OnThisStore(OutboxMachine):
+        def __init__(self) -> None:
+            super().__init__(opened)
+
+    chosen = settings(max_examples=60, stateful_step_count=40, phases=phases, database=None)
+    run_state_machine_as_test(OnThisStore, settings=chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.clause("OUT-01", "OUT-04", "OUT-12", "OUT-13")
 def test_the_outbox_is_what_the_model_says(database_url: str) -> None:
-    limits = {"dispatch_max_attempts": MAX_ATTEMPTS, "dispatch_lease_seconds": int(LEASE)}
-    waits = {"dispatch_backoff_base_seconds": int(BASE), "dispatch_backoff_jitter": 0.0}
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        opened = Opened(runner, runner.run(stack.enter_async_context(bench(database_url, **limits, **waits))))
+    with opened_store(database_url) as opened:
+        walk(opened)
 
-        class OnThisStore(OutboxMachine):
-            def __init__(self) -> None:
-                super().__init__(opened)
 
-        try:
-            run_state_machine_as_test(OnThisStore, settings=settings(max_examples=60, stateful_step_count=40))
-        finally:
-            runner.run(stack.aclose())
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "right", "wrong"),
+    [
+        ("settle", " AND mail_outbox.claim_seq = batch.fence", ""),
+        ("renew", " AND mail_outbox.claim_seq = batch.fence", ""),
+        ("release", "SET status = 'queued',", "SET status = 'queued', retry_count = retry_count + 1,"),
+        ("claim", "claim_seq = claim_seq + 1", "claim_seq = max(claim_seq, 1)"),
+        ("rescue", "rescue_count < 3", "rescue_count < 2"),
+        ("cancel", "AND status = 'queued'", "AND status IN ('queued', 'dispatching')"),
+        ("requeue", "retry_count = 0, ", ""),
+        ("sweep", "retry_count >= :max_attempts", "retry_count > :max_attempts"),
+    ],
+)
+def test_a_store_with_a_mistake_is_caught(sqlite_url: str, query: str, right: str, wrong: str) -> None:
+    """The test of the test: each of these mistakes has to be found."""
+    with opened_store(sqlite_url) as opened:
+        queries = dict(opened.bench.outbox._queries)
+        assert right in queries[query].sql
+        queries[query] = replace(queries[query], sql=queries[query].sql.replace(right, wrong))
+        opened.bench.outbox._queries = queries
+        with pytest.raises(AssertionError):
+            walk(opened, phases=[Phase.generate])

@@ -49,6 +49,7 @@ def test_without_a_fault_nothing_is_sent_twice_and_nothing_is_rescued() -> None:
         assert (run.doubles, run.count("stale"), run.count("rescue")) == (0, 0, 0), explained(run)
 
 
+@pytest.mark.slow
 def test_a_rolling_deployment_sends_nothing_twice_and_leaves_no_lease_behind() -> None:
     released = 0
     for seed in range(20):
@@ -59,6 +60,7 @@ def test_a_rolling_deployment_sends_nothing_twice_and_leaves_no_lease_behind() -
     assert released > 0
 
 
+@pytest.mark.slow
 def test_a_grace_that_is_too_short_gives_back_what_is_under_way() -> None:
     given_back = sent_twice = 0
     for seed in range(20):
@@ -70,6 +72,7 @@ def test_a_grace_that_is_too_short_gives_back_what_is_under_way() -> None:
     assert sent_twice == 0, "nobody has to wait for a lease to end"
 
 
+@pytest.mark.slow
 def test_a_crash_at_every_point_where_a_process_waits() -> None:
     """Before and after each statement and each send: claim, attempt, renew, settle, rescue, release."""
     plan = Plan(workers=2, rows=5, seconds=2.0, lease=1.5, weather=Weather(deferred=0.2, slow_send=0.3))
@@ -80,6 +83,7 @@ def test_a_crash_at_every_point_where_a_process_waits() -> None:
         assert run.violations == [], f"crash at point {point}: {explained(run)}"
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_beyond_its_lease_writes_nothing() -> None:
     """R4: stopped like a zombie, then let go on, again and again."""
     stale = 0
@@ -90,12 +94,14 @@ def test_a_worker_stopped_beyond_its_lease_writes_nothing() -> None:
     assert stale > 0, "some tried, and were refused"
 
 
+@pytest.mark.slow
 def test_a_database_that_fails_hangs_and_lies_about_commits_loses_nothing() -> None:
     for seed in range(30):
         run = simulate(Plan(weather=STORMY), seed)
         assert run.violations == [], explained(run)
 
 
+@pytest.mark.slow
 def test_a_step_of_the_databases_clock_loses_nothing() -> None:
     """R17: forwards ends leases early, backwards late; the processes' own clocks agree with nobody's."""
     for seed in range(30):

@@ -43,6 +43,8 @@ _RENEWALS_PER_LEASE = 3
 _SETTLE_PAUSE, _LONGEST_SETTLE_PAUSE = 0.05, 2.0
 #: Seconds that a stop waits for settlements when the grace time is over.
 _LAST_SETTLE = 2.0
+#: A stop does not wait longer for a database that is silent.
+_LONGEST_RELEASE = 5.0
 
 
 class Flight:
@@ -310,10 +312,12 @@ class Deliverer:
     async def _release(self, flights: Sequence[Flight]) -> None:
         if flights:
             try:
-                await self.lane.store.release([f.claim for f in flights])
-            except DatabaseError as error:
+                async with asyncio.timeout(_LONGEST_RELEASE):
+                    await self.lane.store.release([f.claim for f in flights])
+            except (DatabaseError, TimeoutError) as error:
                 # Their leases end by themselves, and a rescue costs them nothing.
-                self._telemetry.log.warning("release.failed", lane=self.lane.name, error=str(error))
+                reason = str(error) or "no answer"
+                self._telemetry.log.warning("release.failed", lane=self.lane.name, error=reason)
         for flight in flights:
             self._forget(flight, None)
 
