@@ -8,7 +8,7 @@ used at any later time, so most settlements that are tried here come from worker
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -321,12 +321,14 @@ def opened_store(url: str) -> Iterator[Opened]:
             runner.run(stack.aclose())
 
 
-def walk(opened: Opened, phases: Sequence[Phase] = tuple(Phase)) -> None:
+WALKS = settings(max_examples=60, stateful_step_count=40)
+
+
+def walk(opened: Opened, chosen: settings = WALKS) -> None:
     class OnThisStore(OutboxMachine):
         def __init__(self) -> None:
             super().__init__(opened)
 
-    chosen = settings(max_examples=60, stateful_step_count=40, phases=phases, database=None)
     run_state_machine_as_test(OnThisStore, settings=chosen)
 
 
@@ -359,4 +361,4 @@ def test_a_store_with_a_mistake_is_caught(sqlite_url: str, query: str, right: st
         queries[query] = replace(queries[query], sql=queries[query].sql.replace(right, wrong))
         opened.bench.outbox._queries = queries
         with pytest.raises(AssertionError):
-            walk(opened, phases=[Phase.generate])
+            walk(opened, settings(WALKS, derandomize=True, database=None, phases=[Phase.generate]))

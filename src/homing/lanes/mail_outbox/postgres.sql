@@ -141,12 +141,13 @@ WITH expired AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
+      AND (expires_at IS NULL OR expires_at > now())
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 ), over AS (
     SELECT id, 'expired' AS status FROM expired
     UNION ALL
-    SELECT id, 'failed' FROM exhausted WHERE id NOT IN (SELECT id FROM expired)
+    SELECT id, 'failed' FROM exhausted
 )
 UPDATE mail_outbox AS o
 SET status = over.status,

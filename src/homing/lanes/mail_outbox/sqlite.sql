@@ -130,6 +130,7 @@ WITH over AS MATERIALIZED (
         SELECT id, 'failed' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
+          AND (expires_at IS NULL OR expires_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
         LIMIT :limit)
 )
 UPDATE mail_outbox

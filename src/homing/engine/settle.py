@@ -1,0 +1,96 @@
+"""Writing down how claims ended: in batches, patiently, and only what is still ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.engine.coalesce import Coalescer
+from homing.engine.flight import Flight
+from homing.engine.lane import Lane
+from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
+from homing.errors import Conflict, Unreachable
+from homing.telemetry import Attempted, Telemetry
+
+_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+class Settler:
+    """Takes flights that have a settlement; tells `landed` of each when it was written, or refused."""
+
+    def __init__(
+        self, lane: Lane[Any], telemetry: Telemetry, landed: Callable[[Flight, Settlement | None], None]
+    ) -> None:
+        self._lane = lane
+        self._telemetry = telemetry
+        self._landed = landed
+        self._flights: Coalescer[Flight] = Coalescer(self._flush)
+        self.put = self._flights.put
+        self.drained = self._flights.drained
+
+    async def _flush(self, flights: Sequence[Flight]) -> None:
+        batch = [(f.claim, f.settlement) for f in flights if f.settlement is not None]
+        settled = await self._settle_patiently(batch)
+        # One batch may hold two claims of a row that came back to us; only the younger can have taken effect.
+        youngest = {claim.id: claim.fence for claim, _ in sorted(batch, key=lambda one: one[0].fence)}
+        with self._telemetry.together():
+            for flight in flights:
+                claim = flight.claim
+                took_effect = claim.id in settled and youngest[claim.id] == claim.fence
+                self._telemetry.attempted(_attempted(self._lane, flight, took_effect=took_effect))
+                self._landed(flight, flight.settlement if took_effect else None)
+
+    async def _settle_patiently(self, batch: Sequence[tuple[Claim[Any], Settlement]]) -> set[int]:
+        """Settle, also when the database is away for a while: what was sent must not be forgotten.
+
+        The fence makes it safe to try again, and to be late: a row that was taken over is not touched.
+        What the database refuses is tried row by row, and at last without the words of the other side.
+        """
+        pause = _PAUSE
+        while True:
+            try:
+                return await self._lane.store.settle(batch)
+            except (Unreachable, Conflict) as error:
+                self._note_delay(len(batch), str(error))
+            except Exception as refused:  # noqa: BLE001 - a bad value of one row must not hold up the others
+                self._note_delay(len(batch), type(refused).__name__)
+                if len(batch) > 1:
+                    return {id for one in batch for id in await self._settle_patiently([one])}
+                batch = [(claim, _bare(settlement)) for claim, settlement in batch]
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _note_delay(self, rows: int, error: str) -> None:
+        self._telemetry.log.warning("settle.delayed", lane=self._lane.name, rows=rows, error=error)
+
+
+def _bare(settlement: Settlement) -> Settlement:
+    """The same end, told in our own words only: those a database takes."""
+    bare = replace(settlement, report=None)
+    return bare if isinstance(bare, Complete) else replace(bare, failure=Failure(bare.failure.code))
+
+
+_SETTLEMENT_WORDS: dict[type, str] = {RetryIn: "retry_in", Bury: "bury", Discard: "discard"}
+
+
+def _attempted(lane: Lane[Any], flight: Flight, *, took_effect: bool) -> Attempted:
+    claim, settlement = flight.claim, flight.settlement
+    failure: Failure | None = getattr(settlement, "failure", None)
+    return Attempted(
+        lane=lane.name,
+        id=claim.id,
+        claim_seq=claim.fence,
+        attempt=claim.attempts + 1,
+        outcome=type(flight.outcome).__name__.lower(),
+        settlement=_SETTLEMENT_WORDS.get(type(settlement), "complete"),
+        settled=took_effect,
+        seconds=flight.seconds,
+        error_code=failure.code if failure else None,
+        error=failure.message if failure else None,
+        retry_in=round(settlement.delay, 3) if isinstance(settlement, RetryIn) else None,
+        charged=getattr(settlement, "charged", False),
+        fields=lane.describe(claim, settlement),
+    )
