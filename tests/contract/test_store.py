@@ -9,6 +9,7 @@ import pytest
 from tests.outbox import Bench, bench
 
 from homing.engine.model import Bury, Complete, Failure, RetryIn
+from homing.lanes.mail_outbox.mail import Mail
 
 FAILURE = Failure("network_error", "gone")
 
@@ -47,6 +48,17 @@ async def test_the_isolation_is_read_committed_whatever_the_server_says(postgres
             c.id for batch in await asyncio.gather(*(lane.outbox.claim(5) for _ in range(6))) for c in batch
         ]
         assert sorted(taken) == ids, "nobody had to undo a claim"
+
+
+@pytest.mark.parametrize("query", ["claim", "claim_lost"])
+async def test_claims_return_their_columns_in_the_order_of_the_item(lane: Bench, query: str) -> None:
+    (id,) = await lane.insert()
+    if query == "claim_lost":
+        await lane.outbox.claim(1)
+        await lane.age(id, 1000)
+        await lane.sql("UPDATE mail_outbox SET rescue_count = 3 WHERE id = :id RETURNING id", id=id)
+    (row,) = await lane.outbox.run(query, limit=1)
+    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Mail.__struct_fields__]
 
 
 @pytest.mark.clause("OUT-01")

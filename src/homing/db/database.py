@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -10,9 +10,11 @@ from homing.db.queries import Dialect, Query
 
 
 class Row(Protocol):
-    """A row that is read by column name."""
+    """A row that is read by column name, or in the order of its columns."""
 
     def keys(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
     def __getitem__(self, key: Any, /) -> Any: ...
 

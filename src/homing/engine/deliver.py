@@ -99,9 +99,10 @@ class Deliverer:
             runner.add_done_callback(self._runners.discard)
 
     async def _run(self) -> None:
+        me = asyncio.current_task()
         while self._waiting:
             flight = self._waiting.popleft()
-            flight.task = asyncio.current_task()
+            flight.task = me
             try:
                 await self._deliver(flight)
             except asyncio.CancelledError:
