@@ -52,7 +52,7 @@ bench: $(INSTALLED_DEV) ## measure the mail path beside its limit and its peers
 	@$(BIN)/homing bench mail $(ARGS)
 
 bench-scale: $(INSTALLED_DEV) ## measure claims as the table grows to 10,000,000 rows
-	@$(BIN)/homing bench scale $(ARGS)
+	@$(BIN)/homing bench scale --rows 10000 --rows 1000000 --rows 10000000 $(ARGS)
 
 clauses: $(INSTALLED) ## print which tests prove which clause of docs/contracts.md
 	@$(BIN)/python scripts/clauses.py

@@ -10,6 +10,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from homing.cli import chaos, doctor, mails, prove, run
 from homing.errors import DatabaseError, HomingError, SettingsError
@@ -32,17 +33,21 @@ chaos.add_to(app)
 
 
 def main() -> None:
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(standalone_mode=True)
-    except SettingsError as error:
-        errors.print(f"[red]homing:[/] {error}", markup=True)
-        sys.exit(2)
-    except DatabaseError as error:
-        errors.print(f"[red]homing:[/] {error}")
-        sys.exit(3)
     except HomingError as error:
-        errors.print(f"[red]homing:[/] {error}")
-        sys.exit(1)
+        _complain(str(error))
+        sys.exit(_exit_code(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _complain(message: str) -> None:
+    # Escaped: a message may quote what somebody wrote, brackets included.
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]homing:[/] {escape(message)}")
+
+
+def _exit_code(error: HomingError) -> int:
+    if isinstance(error, SettingsError):
+        return 2
+    return 3 if isinstance(error, DatabaseError) else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -45,12 +45,16 @@ def _environment() -> dict[str, str]:
     """The environment without the names of command flags, which are no settings."""
     from homing.cli import ENV_PREFIX, app
 
-    flags = set()
-    command = typer.main.get_command(app)
-    for name, sub in getattr(command, "commands", {}).items():
-        for parameter in sub.params:
-            flags.add(f"{ENV_PREFIX}_{name}_{parameter.name}".upper().replace("-", "_"))
+    flags = set(_flag_names(typer.main.get_command(app), ENV_PREFIX))
     return {name: value for name, value in os.environ.items() if name not in flags}
+
+
+def _flag_names(command: Any, prefix: str) -> Iterator[str]:
+    """Click gives every flag a name in the environment: HOMING_WORK_PROCESSES, HOMING_BENCH_MAIL_ROUNDS."""
+    for parameter in command.params:
+        yield f"{prefix}_{parameter.name}".upper().replace("-", "_")
+    for name, sub in getattr(command, "commands", {}).items():
+        yield from _flag_names(sub, f"{prefix}_{name}")
 
 
 def run_async(main: Coroutine[Any, Any, Result]) -> Result:
