@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager, suppress
 
 from homing.app import Homing
 
+#: Seconds that a stop waits for a claim that is under way; its rows are rescued when it comes later.
+_LAST_CLAIM = 5.0
+
 
 class Stop:
     """The first SIGTERM or Ctrl-C asks for a graceful end, the second for an immediate one."""
@@ -60,9 +63,10 @@ async def drain_once(homing: Homing, stop: Stop) -> int:
         worker.stop()
         await _drain(homing, stop)
         # A claim that was under way when the stop came may have brought more.
-        await drained
+        await asyncio.wait({drained}, timeout=_LAST_CLAIM)
         await _drain(homing, stop)
-    return await drained
+        drained.cancel()
+    return drained.result() if drained.done() and not drained.cancelled() else 0
 
 
 async def _drain(homing: Homing, stop: Stop) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from homing.cli.options import Config, DatabaseUrl, Json, MailUrl, print_json, run_async, settings_from
-
-_out = Console(highlight=False, soft_wrap=True)
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Json,
+    MailUrl,
+    print_json,
+    print_table,
+    run_async,
+    settings_from,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,7 +34,9 @@ def doctor(
     else:
         table = Table(show_header=False, box=None)
         for finding in findings:
-            table.add_row("[green]✔[/]" if finding.well else "[red]✖[/]", finding.check, finding.detail)
-        _out.print(table)
+            table.add_row(
+                "[green]✔[/]" if finding.well else "[red]✖[/]", finding.check, escape(finding.detail)
+            )
+        print_table(table)
     if not all(f.well for f in findings):
         raise typer.Exit(1)

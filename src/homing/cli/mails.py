@@ -6,14 +6,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from homing.cli.options import Config, DatabaseUrl, Json, MailUrl, print_json, run_async, settings_from
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Json,
+    MailUrl,
+    print_json,
+    print_table,
+    run_async,
+    settings_from,
+)
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.settings import Settings
 
-_out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 MailId = Annotated[str, typer.Argument(help="outbox_123, or just 123.")]
@@ -41,7 +50,7 @@ def status(json: Json = False, database_url: DatabaseUrl = None, config: Config 
         return
     table = Table("lane", *counts, "oldest due")
     table.add_row("mail_outbox", *(f"{count:,}" for count in counts.values()), f"{oldest:.1f} s")
-    _out.print(table)
+    print_table(table)
 
 
 async def _status(settings: Settings) -> tuple[dict[str, int], float]:
@@ -68,10 +77,11 @@ def list_mails(
     table = Table("mail", "state", "retries", "to", "subject", "next attempt", "last error")
     for row in rows:
         table.add_row(
-            row["id"], row["status"], str(row["retryCount"]), row["to"],
-            row["subject"] or row["template"] or "", row["nextAttemptAt"], row["lastError"] or "",
+            row["id"], row["status"], str(row["retryCount"]), escape(row["to"]),
+            escape(row["subject"] or row["template"] or ""), row["nextAttemptAt"],
+            escape(row["lastError"] or ""),
         )  # fmt: skip
-    _out.print(table if rows else "no mails")
+    print_table(table if rows else "no mails")
 
 
 async def _list(
@@ -97,8 +107,8 @@ def show(id: MailId, json: Json = False, database_url: DatabaseUrl = None, confi
     table = Table(show_header=False, box=None)
     for name, value in mail.items():
         if value not in (None, "", [], {}):
-            table.add_row(name, str(value))
-    _out.print(table)
+            table.add_row(name, escape(str(value)))
+    print_table(table)
 
 
 async def _show(settings: Settings, id: str) -> dict[str, Any]:
@@ -167,7 +177,7 @@ def _act(
     if json:
         print_json({"dryRun": dry_run, verb: done})
     else:
-        _out.print(
+        print_table(
             f"{verb}: {done:,} {'mail' if done == 1 else 'mails'}{' would be changed' if dry_run else ''}"
         )
 
@@ -232,7 +242,7 @@ def dispatch(
     table = Table("mail", "retries before", "due since", "state")
     for item in reply.items:
         table.add_row(item.id, str(item.retry_count), item.next_attempt_at, item.status or "would be claimed")
-    _out.print(table if reply.items else "nothing is due")
+    print_table(table if reply.items else "nothing is due")
 
 
 async def _dispatch(settings: Settings, batch_size: int, *, dry_run: bool) -> Any:

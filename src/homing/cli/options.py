@@ -11,10 +11,14 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from homing.settings import Settings, load_settings
 
 Result = TypeVar("Result")
+
+_PIPE_WIDTH = 500
 
 DatabaseUrl = Annotated[
     str | None,
@@ -65,6 +69,12 @@ def run_async(main: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def print_table(table: Table | str) -> None:
+    """For people; in a pipe nothing is cut off or wrapped."""
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(highlight=False, soft_wrap=True, width=width).print(table)
 
 
 def print_json(value: Any) -> None:

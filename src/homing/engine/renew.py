@@ -1,9 +1,9 @@
-"""Keeping leases alive: all in one statement, when a third of their length has passed."""
+"""Keeping leases alive: all in one statement, each time a third of their length has passed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from homing.engine.flight import Flight
@@ -14,6 +14,8 @@ from homing.telemetry import Telemetry
 
 #: Two renewals may fail before a lease is lost.
 _RENEWALS_PER_LEASE = 3
+#: One that is slow goes on beside the next, and counts when it answers; one that hangs is given up.
+_INTERVALS_OF_PATIENCE = 2
 
 
 class Renewer:
@@ -32,43 +34,45 @@ class Renewer:
         self._flights = flights
         self._lost = lost
         self._monotonic = monotonic
-        self._task: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._renewals: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        if self._heartbeat is None:
+            self._heartbeat = asyncio.get_running_loop().create_task(self._beat())
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+        for renewal in self._renewals:
+            renewal.cancel()
 
-    async def _run(self) -> None:
-        pause = interval = self._lane.lease_seconds / _RENEWALS_PER_LEASE
+    async def _beat(self) -> None:
+        interval = self._lane.lease_seconds / _RENEWALS_PER_LEASE
         while self._flights:
-            await asyncio.sleep(pause)
-            started = self._monotonic()
-            await self._renew(list(self._flights.values()), patience=interval)
-            pause = max(0.0, interval - (self._monotonic() - started))
-        self._task = None
+            await asyncio.sleep(interval)
+            renewal = asyncio.create_task(self._renew(list(self._flights.values()), interval))
+            self._renewals.add(renewal)
+            renewal.add_done_callback(self._renewals.discard)
+        self._heartbeat = None
 
-    async def _renew(self, flights: Sequence[Flight], patience: float) -> None:
-        kept = await self._ask(flights, patience)
-        for flight in flights:
-            # A settled row is not renewed either; that is the good end, not a loss.
-            if flight.claim.id not in kept and flight.settlement is None:
-                self._lost(flight)
-
-    async def _ask(self, flights: Sequence[Flight], patience: float) -> set[int]:
+    async def _renew(self, flights: Sequence[Flight], interval: float) -> None:
         asked = self._monotonic()
         try:
-            # One statement that hangs must not keep the next renewal from coming in time.
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(interval * _INTERVALS_OF_PATIENCE):
                 kept = await self._lane.store.renew([f.claim for f in flights])
         except (DatabaseError, TimeoutError) as error:
             reason = str(error) or "no answer"
             self._telemetry.log.warning("lease.renewal_delayed", lane=self._lane.name, error=reason)
-            return {f.claim.id for f in flights if f.until > self._monotonic()}
+            self._lose(f for f in flights if f.until <= self._monotonic())
+        else:
+            for flight in flights:
+                flight.until = max(flight.until, asked + self._lane.lease_seconds)
+            self._lose(f for f in flights if f.claim.id not in kept)
+
+    def _lose(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
-            flight.until = asked + self._lane.lease_seconds
-        return kept
+            # A settled row is not renewed either; that is the good end, not a loss.
+            if flight.settlement is None:
+                self._lost(flight)
