@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -83,6 +84,10 @@ class Homing:
         (await check(self.database, self.migrations)).require_none()
 
     def worker(self) -> Worker:
+        if self.database.dialect == "sqlite":
+            # Its thread asks for the interpreter's lock with every row it reads, and may wait this long for
+            # it. Measured: a tenth of the usual interval delivers an eighth more mails; less costs again.
+            sys.setswitchinterval(0.0005)
         worker = Worker(self.deliverer, self.telemetry)
         self.database.listen(CHANNEL, worker.wake)
         return worker
