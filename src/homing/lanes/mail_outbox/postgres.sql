@@ -51,15 +51,21 @@ RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count A
     o.unsubscribe_url, o.metadata, o.token, o.recipients
 
 -- name: settle
-WITH mine AS MATERIALIZED (
-    SELECT b.*
+-- By an array of ids, not by a join: the planner takes `dispatching` for empty whenever its statistics were
+-- made at a quiet hour, and would read what all workers have in flight (15 ms instead of 1 at 20,000 rows).
+WITH batch AS MATERIALIZED (
+    SELECT *
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, charged integer, delay double precision, error text,
         recipients jsonb, provider text, provider_message_id text)
-    JOIN mail_outbox AS o ON o.id = b.id
-    WHERE o.status = 'dispatching' AND o.claim_seq = b.fence
-    ORDER BY o.id
-    FOR UPDATE OF o
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM mail_outbox
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'dispatching'
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.* FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
 )
 UPDATE mail_outbox AS o
 SET status = mine.status,
@@ -79,13 +85,16 @@ WHERE o.id = mine.id
 RETURNING o.id
 
 -- name: renew
-WITH mine AS MATERIALIZED (
-    SELECT o.id
-    FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
-    JOIN mail_outbox AS o ON o.id = b.id
-    WHERE o.status = 'dispatching' AND o.claim_seq = b.fence
-    ORDER BY o.id
-    FOR UPDATE OF o
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM mail_outbox
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'dispatching'
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
 )
 UPDATE mail_outbox AS o
 SET lease_expires_at = now() + make_interval(secs => :lease_seconds)
@@ -94,13 +103,16 @@ WHERE o.id = mine.id
 RETURNING o.id
 
 -- name: release
-WITH mine AS MATERIALIZED (
-    SELECT o.id
-    FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
-    JOIN mail_outbox AS o ON o.id = b.id
-    WHERE o.status = 'dispatching' AND o.claim_seq = b.fence
-    ORDER BY o.id
-    FOR UPDATE OF o
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM mail_outbox
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'dispatching'
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
 )
 UPDATE mail_outbox AS o
 SET status = 'queued', locked_by = NULL, lease_expires_at = NULL
