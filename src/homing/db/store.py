@@ -24,6 +24,7 @@ class SqlStore(Generic[Item]):
     claim, claim_lost     return `id, fence, attempts, deferrals, due_at` and the item's columns
     settle, renew,        take `:batch`, a JSON array of objects with `id` and `fence`,
     release               and return the `id` of each row that was still ours
+    preview               returns what a claim would take, and changes nothing
     rescue                returns the `id` of each row that is due again
     sweep                 returns the new `status` of each row that ended
     """
@@ -49,6 +50,10 @@ class SqlStore(Generic[Item]):
         return await self.database.fetch(self._queries[name], {**self._parameters, **parameters})
 
     async def claim(self, limit: int) -> list[Claim[Item]]:
+        # On SQLite an empty claim would still take the file's only write lock, again and again, while other
+        # programs want to write; a look before it takes none.
+        if self.database.dialect == "sqlite" and not await self.run("preview", limit=1):
+            return []
         return self._claims(await self.run("claim", limit=limit))
 
     async def claim_lost(self, limit: int) -> list[Claim[Item]]:
