@@ -5,6 +5,7 @@ HomingError
 ├── DatabaseError        the database said no
 │   ├── Unreachable      it cannot be reached; try again later
 │   ├── Conflict         a lock or a transaction lost against another process
+│   ├── Refused          it does not take a value of ours; trying again would change nothing
 │   └── SchemaError      migrations are missing or were changed after they had been applied
 ├── InvalidRequest       what a caller asked for is malformed; names the field
 │   ├── PayloadTooLarge  it is too long to be read
@@ -35,6 +36,10 @@ class Unreachable(DatabaseError):
 
 class Conflict(DatabaseError):
     """A lock or a transaction was lost against another process; nothing was written."""
+
+
+class Refused(DatabaseError):
+    """The database does not take a value: too long, not allowed, malformed."""
 
 
 class SchemaError(DatabaseError):

@@ -37,11 +37,14 @@ async def run(homing: Homing, stop: Stop, *, api: bool, work: bool, ready: Calla
         ready(address)
         await _until_asked(stop, working)
         homing.telemetry.log.info("service.stopping", grace_seconds=homing.settings.grace_seconds)
+        homing.deliverer.claim_no_more()
         if worker and working:
             worker.stop()
-            await working
+            await asyncio.wait({working}, timeout=_LAST_CLAIM)
         await _drain(homing, stop)
     homing.telemetry.log.info("service.stopped")
+    if working and not working.cancel():
+        working.result()
 
 
 async def _until_asked(stop: Stop, working: asyncio.Task[None] | None) -> None:

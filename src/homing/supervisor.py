@@ -40,7 +40,7 @@ class _Child:
                 )
         elif (code := self.process.poll()) is not None:
             self.process = None
-            if restart and code != 0:
+            if restart and code not in {0, 2}:
                 self._plan_restart(code, now)
             else:
                 self.exit_code = code

@@ -29,7 +29,7 @@ from homing.engine.model import (
     Settlement,
 )
 from homing.engine.policy import Exponential, Policy
-from homing.errors import Conflict, DatabaseError, Unreachable
+from homing.errors import Conflict, Refused, Unreachable
 from homing.senders.mail import MailMessage, SendResult
 from homing.telemetry import Telemetry, make_logger
 
@@ -61,6 +61,9 @@ class ScriptedStore:
         mine = {claim.id: settlement for claim, settlement in batch if claim.id not in self.lost}
         self.settled.update(mine)
         return set(mine)
+
+    async def confirm(self, claims: Sequence[Claim[str]]) -> set[int]:
+        return {claim.id for claim in claims if claim.id in self.settled}
 
     async def renew(self, claims: Sequence[Claim[str]]) -> set[int]:
         await self._arrive("renew", [claim.id for claim in claims])
@@ -399,7 +402,7 @@ def test_settlements_that_arrive_during_an_outage_go_out_together_after_it() -> 
 
 
 @pytest.mark.parametrize(
-    "error", [DatabaseError("22P05"), UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates")]
+    "error", [Refused("22P05"), UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates")]
 )
 def test_a_settlement_that_the_database_refuses_holds_up_nobody(error: Exception) -> None:
     async def scenario() -> None:

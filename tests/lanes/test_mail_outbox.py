@@ -19,6 +19,7 @@ from tests.senders.peers import AiosmtpdPeer, aiosmtpd_peer
 
 from homing.db import instant
 from homing.engine.model import Bury, Complete, RetryIn
+from homing.errors import Refused
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, drop, reply
 
 
@@ -116,10 +117,31 @@ async def test_sqlite_reads_times_in_any_iso_form(sqlite_url: str, written: str)
 
 async def test_sqlite_refuses_a_time_that_is_none(sqlite_url: str) -> None:
     async with bench(sqlite_url) as lane:
-        with pytest.raises(Exception, match="NOT NULL"):
-            await lane.insert(next_attempt_at="soon")
-        with pytest.raises(Exception, match="expires_at is no time"):
-            await lane.insert(expires_at="soon")
+        for wrong in (
+            "soon",
+            "",
+            0,
+            "0000-00-00T00:00:00.000Z",
+            "2026-13-45T00:00:00.000Z",
+            "9999-12-31T00:00:00.000Z",
+        ):
+            with pytest.raises(Refused):
+                await lane.insert(next_attempt_at=wrong)
+            with pytest.raises(Refused):
+                await lane.insert(expires_at=wrong)
+        assert await lane.outbox.page() == []
+
+
+@pytest.mark.parametrize("wrong", ["-infinity", "infinity", "0001-01-01", "9999-12-31"])
+async def test_postgres_refuses_times_that_nobody_can_read(postgres_url: str, wrong: str) -> None:
+    async with bench(postgres_url) as lane:
+        for column in ("next_attempt_at", "expires_at"):
+            with pytest.raises(Refused):
+                await lane.sql(
+                    f"INSERT INTO mail_outbox (to_address, {column}) "
+                    "VALUES ('a@example.org', :t::text::timestamptz) RETURNING id",
+                    t=wrong,
+                )
         assert await lane.outbox.page() == []
 
 

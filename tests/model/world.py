@@ -209,6 +209,14 @@ class SimulatedStore:
             return set()
         return await self._ask(lambda: {c.id for c, s in batch if self._settle(c, s)})
 
+    async def confirm(self, claims: Sequence[Claim[int]]) -> set[int]:
+        rows = self._world.rows
+        return await self._ask(
+            lambda: {
+                c.id for c in claims if rows[c.id].fence == c.fence and rows[c.id].status != "dispatching"
+            }
+        )
+
     async def renew(self, claims: Sequence[Claim[int]]) -> set[int]:
         return await self._ask(lambda: {c.id for c in claims if self._renew(c)})
 
@@ -311,6 +319,7 @@ class SimulatedStore:
             row.status, row.due = "queued", self._world.now()
             row.rescues += 1
             self._world.history.note("rescue", row.id, row.fence, row.owner)
+            row.fence += 1
         return len(lost)
 
     def _claim_lost(self, limit: int) -> list[Claim[int]]:

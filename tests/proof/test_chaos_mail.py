@@ -160,6 +160,9 @@ class Shelf:
         self.done |= {claim.id for claim, settlement in batch if isinstance(settlement, Complete)}
         return {claim.id for claim, _ in batch}
 
+    async def confirm(self, claims: list[Claim[int]]) -> set[int]:
+        return set()
+
     async def renew(self, claims: list[Claim[int]]) -> set[int]:
         return {claim.id for claim in claims}
 

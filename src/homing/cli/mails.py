@@ -216,11 +216,10 @@ async def _act_on_state(verb: str, outbox: Any, state: str, total: int) -> int:
     done = 0
     with Progress(console=_err, transient=True) as progress:
         task = progress.add_task(verb, total=total)
-        while ids := await outbox.ids_by_status(state, _BULK):
-            changed = len(await getattr(outbox, verb)(ids))
-            if not changed:
-                break
-            done += changed
+        after = 0
+        while ids := await outbox.ids_by_status(state, _BULK, after):
+            done += len(await getattr(outbox, verb)(ids))
+            after = 0 if state == "queued" else ids[-1]
             progress.update(task, completed=done)
     return done
 

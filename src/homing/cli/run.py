@@ -76,6 +76,7 @@ def work(
     if processes > 1:
         from homing.supervisor import supervise
 
+        run_async(_require_schema(settings))
         sys.exit(
             supervise(_child_command(lanes, config, once=once), processes, settings, _overrides(settings))
         )
@@ -127,7 +128,7 @@ async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> 
     from homing.app import opened, warnings_for
     from homing.service import Stop, run
 
-    if api:
+    if api or settings.metrics_port:
         require_loopback(settings.host)
     async with opened(settings) as homing:
         if migrates:
@@ -167,6 +168,13 @@ async def _work_once(settings: Settings) -> int:
         return await drain_once(homing, stop)
 
 
+async def _require_schema(settings: Settings) -> None:
+    from homing.app import opened
+
+    async with opened(settings) as homing:
+        await homing.require_schema()
+
+
 async def _migrate(settings: Settings, *, only_check: bool) -> list[str]:
     from homing.app import opened
     from homing.db.migrate import check
@@ -193,7 +201,8 @@ def _check_lanes(lanes: list[str] | None) -> None:
 
 
 def _child_command(lanes: list[str] | None, config: Path | None, *, once: bool) -> list[str]:
-    command = [sys.executable, "-m", "homing", "work", *(lanes or [])]
+    # One process each, said aloud: HOMING_WORK_PROCESSES of the parent holds for its children as well.
+    command = [sys.executable, "-m", "homing", "work", *(lanes or []), "--processes", "1"]
     return command + (["--once"] if once else []) + (["--config", str(config)] if config else [])
 
 

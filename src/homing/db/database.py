@@ -48,9 +48,9 @@ class Database(Protocol):
 
 def instant(value: datetime | str | None) -> datetime | None:
     """A time as the database gave it: PostgreSQL a datetime, SQLite ISO text."""
-    if value is None or isinstance(value, datetime):
-        return value
-    moment = datetime.fromisoformat(value)
+    if value is None:
+        return None
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

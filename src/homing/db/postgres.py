@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 
 from homing.db.queries import Dialect, Query
-from homing.errors import Conflict, DatabaseError, SchemaError, Unreachable
+from homing.errors import Conflict, DatabaseError, Refused, SchemaError, Unreachable
 
 #: One NOTIFY per channel and interval, on the leading and on the trailing edge: a NOTIFY in every
 #: transaction takes a lock that all commits of the server queue up behind.
@@ -208,15 +208,26 @@ def _translate(error: Exception, url: str) -> DatabaseError | None:
 
 def _translate_state(error: asyncpg.PostgresError, url: str) -> DatabaseError:
     state: str = error.sqlstate or ""
+    # The first argument is the server's message; str() would add its DETAIL, which quotes whole rows.
+    message = str(error.args[0]) if error.args else type(error).__name__
     if state.startswith("40") or state == "55P03":
-        return Conflict(f"another process holds the lock or the transaction was undone: {error}")
+        return Conflict(f"another process holds the lock or the transaction was undone: {message}")
     if state in {"42P01", "42703"}:
-        return SchemaError(f"{error}; run `homing migrate`")
+        return SchemaError(f"{message}; run `homing migrate`")
     if state[:2] in {"08", "28", "53", "57"} or state == "3D000":
-        return Unreachable(f"cannot use PostgreSQL at {redact(url)}: {error}")
-    return DatabaseError(f"{error} (SQLSTATE {state})")
+        return Unreachable(f"cannot use PostgreSQL at {redact(url)}: {message}")
+    kind = Refused if state[:2] in {"22", "23"} else DatabaseError
+    return kind(f"{message} (SQLSTATE {state})")
 
 
 def redact(url: str) -> str:
-    """A database URL without its password."""
-    return re.sub(r"(?<=://)([^:/@]*):[^@]*@", r"\1:***@", url)
+    """A URL without its password, wherever it stands."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "***"
+    user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
+    query = "?***" if "password" in parts.query else f"?{parts.query}" if parts.query else ""
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else (parts.hostname or "")
+    return f"{parts.scheme}://{user}{host}{port}{parts.path}{query}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from homing.db.queries import Dialect, Query
-from homing.errors import Conflict, DatabaseError, SchemaError, Unreachable
+from homing.errors import Conflict, DatabaseError, Refused, SchemaError, Unreachable
 
 Result = TypeVar("Result")
 
@@ -82,7 +83,7 @@ class _Connection:
         except sqlite3.Error as error:
             raise _translate(error, self._path) from error
         except (UnicodeEncodeError, OverflowError) as error:
-            raise DatabaseError(f"{self._path} cannot hold that value: {error}") from error
+            raise Refused(f"{self._path} cannot hold that value: {error}") from error
 
     def _leniently(
         self, connection: sqlite3.Connection, work: Callable[..., Result], arguments: tuple[Any, ...]
@@ -111,8 +112,7 @@ def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection
         )
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    # A database that is new gets WAL once; asking again is free, and a reader may be the first to come.
-    connection.execute("PRAGMA journal_mode = WAL")
+    _use_wal(connection, time.monotonic() + busy_timeout)
     connection.execute("PRAGMA synchronous = FULL")
     # Measured on 40,000 mails: 16 MB of cache and a WAL of 16 MB make claim and settle a quarter cheaper.
     connection.execute("PRAGMA cache_size = -16384")
@@ -124,6 +124,19 @@ def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection
 
 def _decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
+
+
+def _use_wal(connection: sqlite3.Connection, deadline: float) -> None:
+    """A new file gets WAL once; asking again is free. SQLite does not wait here by itself when several ask."""
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _read(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any]) -> list[sqlite3.Row]:
@@ -197,4 +210,5 @@ def _translate(error: sqlite3.Error, path: str) -> DatabaseError:
         return Unreachable(f"cannot open {path}: {text}; check that the folder exists and may be written")
     if "not a database" in text:
         return DatabaseError(f"{path} is no SQLite database: {text}")
-    return DatabaseError(f"{path}: {text}")
+    kind = Refused if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError) else DatabaseError
+    return kind(f"{path}: {text}")

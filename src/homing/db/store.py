@@ -22,8 +22,9 @@ class SqlStore(Generic[Item]):
     What the engine asks of every lane's SQL:
 
     claim, claim_lost     return `id, fence, attempts, deferrals, due_at` and the item's columns
-    settle, renew,        take `:batch`, a JSON array of objects with `id` and `fence`,
-    release               and return the `id` of each row that was still ours
+    settle, confirm,      take `:batch`, a JSON array of objects with `id` and `fence`,
+    renew, release        and return the `id` of each row that was still ours; for `confirm`, that was
+                          settled with this fence
     preview               returns what a claim would take, and changes nothing
     rescue                returns the `id` of each row that is due again
     sweep                 returns the new `status` of each row that ended
@@ -65,6 +66,9 @@ class SqlStore(Generic[Item]):
             for claim, settlement in batch
         ]
         return await self._write("settle", columns)
+
+    async def confirm(self, claims: Sequence[Claim[Item]]) -> set[int]:
+        return await self._write("confirm", [{"id": c.id, "fence": c.fence} for c in claims])
 
     async def renew(self, claims: Sequence[Claim[Item]]) -> set[int]:
         return await self._write("renew", [{"id": c.id, "fence": c.fence} for c in claims])

@@ -56,7 +56,8 @@ class Deliverer:
         self._runners: set[asyncio.Task[None]] = set()
         self._settler = Settler(lane, telemetry, self._forget)
         self._renewer = Renewer(lane, telemetry, self._flights, self._lose, monotonic)
-        self._closing = False
+        #: The process is stopping: nothing more is claimed.
+        self.closing = False
         self._room = asyncio.Event()
         self._room.set()
         self._in_flight = telemetry.in_flight.labels(lane.name)
@@ -73,7 +74,10 @@ class Deliverer:
 
     async def run_batch(self, limit: int) -> list[Claim[Any]]:
         """Claim one batch, if there is a way out at all; `settled` tells what became of it."""
-        return await self.claim(limit) if await self.lane.available() else []
+        # In this order: asking the other side may take a while, and a stop may come meanwhile.
+        if not await self.lane.available() or self.closing:
+            return []
+        return await self.claim(limit)
 
     def take(self, claims: Iterable[Claim[Any]], until: float) -> None:
         """Start on claims, as far as the concurrency allows; the others wait for their turn."""
@@ -173,7 +177,7 @@ class Deliverer:
     def _note_room(self) -> None:
         self._in_flight.set(len(self._flights))
         # Small claims cost as much as large ones: a worker waits until a fifth of its slots are free.
-        if self._closing or self.free >= max(1, self._slots // 5):
+        if self.closing or self.free >= max(1, self._slots // 5):
             self._room.set()
         else:
             self._room.clear()
@@ -183,7 +187,7 @@ class Deliverer:
         await self._room.wait()
 
     def claim_no_more(self) -> None:
-        self._closing = True
+        self.closing = True
         self._note_room()
 
     # ── release ──────────────────────────────────────────────────────────────────────────────────

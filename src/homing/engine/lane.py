@@ -20,6 +20,9 @@ class Store(Protocol[Item]):
     async def settle(self, batch: Sequence[tuple[Claim[Item], Settlement]]) -> set[int]:
         """Write the settlements of those claims that are still ours; the ids that were."""
 
+    async def confirm(self, claims: Sequence[Claim[Item]]) -> set[int]:
+        """The ids of claims that were settled and not claimed since: ours, when we tried to settle them."""
+
     async def renew(self, claims: Sequence[Claim[Item]]) -> set[int]:
         """Prolong the leases that are still ours; the ids that were."""
 

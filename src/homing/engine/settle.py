@@ -12,7 +12,7 @@ from homing.engine.coalesce import Coalescer
 from homing.engine.flight import Flight
 from homing.engine.lane import Lane
 from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
-from homing.errors import Conflict, Unreachable
+from homing.errors import Conflict, DatabaseError, Refused, Unreachable
 from homing.telemetry import Attempted, Telemetry
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
@@ -51,20 +51,36 @@ class Settler:
         """
         pause = _PAUSE
         while True:
-            try:
-                return await self._lane.store.settle(batch)
-            except (Unreachable, Conflict) as error:
-                self._note_delay(len(batch), str(error))
-            except Exception as refused:  # noqa: BLE001 - a bad value of one row must not hold up the others
-                self._note_delay(len(batch), type(refused).__name__)
-                if len(batch) > 1:
-                    return {id for one in batch for id in await self._settle_patiently([one])}
+            answer = await self._try_to_settle(batch, first=pause == _PAUSE)
+            if isinstance(answer, set):
+                return answer
+            refused = isinstance(answer, Refused) or not isinstance(answer, DatabaseError)
+            # An odd error that stays may be one row's fault; an outage is nobody's.
+            odd = pause >= _LONGEST_PAUSE and not isinstance(answer, Unreachable | Conflict)
+            if len(batch) > 1 and (refused or odd):
+                return {id for one in batch for id in await self._settle_patiently([one])}
+            if refused:
                 batch = [(claim, _bare(settlement)) for claim, settlement in batch]
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    def _note_delay(self, rows: int, error: str) -> None:
-        self._telemetry.log.warning("settle.delayed", lane=self._lane.name, rows=rows, error=error)
+    async def _try_to_settle(
+        self, batch: Sequence[tuple[Claim[Any], Settlement]], *, first: bool
+    ) -> set[int] | Exception:
+        """The ids that were settled, or what went wrong."""
+        store = self._lane.store
+        try:
+            settled = await store.settle(batch)
+            # An earlier try may have been written though its answer was lost.
+            return settled if first else settled | await store.confirm([claim for claim, _ in batch])
+        except DatabaseError as error:
+            self._telemetry.log.warning(
+                "settle.delayed", lane=self._lane.name, rows=len(batch), error=str(error)
+            )
+            return error
+        except Exception as bug:  # noqa: BLE001 - a settlement that cannot be written must not hold up the others
+            self._telemetry.crashed("settle.crashed", bug, lane=self._lane.name, rows=len(batch))
+            return bug
 
 
 def _bare(settlement: Settlement) -> Settlement:

@@ -66,6 +66,9 @@ class Worker:
         except DatabaseError as error:
             self._telemetry.log.warning("claim.failed", lane=self._lane.name, error=str(error))
             return False
+        except Exception as bug:  # noqa: BLE001 - a row that we cannot read must not end the worker for all others
+            self._telemetry.crashed("claim.crashed", bug, lane=self._lane.name)
+            return False
         if claims:
             self._pause = _SHORTEST_PAUSE
         return len(claims) == free

@@ -10,7 +10,7 @@ from homing.db import Row, iso
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Complete, Discard, RetryIn, Settlement
 from homing.engine.token_bucket import TokenBucket
-from homing.errors import InvalidRequest, RateLimited
+from homing.errors import Conflict, InvalidRequest, RateLimited
 from homing.lanes.mail_outbox.mail import Mail
 from homing.lanes.mail_outbox.outbox import MailOutbox
 
@@ -53,6 +53,8 @@ class Dispatching:
         if request.dry_run:
             rows = await self._outbox.preview(request.batch_size)
             return DispatchReply(0, self._max_attempts, [_previewed(row) for row in rows])
+        if self._deliverer.closing:
+            raise Conflict("this process is stopping and claims nothing more; ask another one")
         claims = await self._deliverer.run_batch(request.batch_size)
         ends = await self._deliverer.settled(claims) if request.wait else {}
         items = [_dispatched(claim, ends) for claim in claims]

@@ -36,7 +36,6 @@ class Mail(Struct, frozen=True, gc=False):
     headers: str | None
     has_attachments: bool | int
     unsubscribe_url: str | None
-    metadata: str | None
     token: str
     recipients: str | None
 

@@ -16,6 +16,12 @@ from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 CHANNEL = "homing_mail_outbox"
 STATES = ("queued", "dispatching", "sent", "failed", "cancelled", "expired")
 
+#: States that a small index serves; all others are read from the newest row backwards.
+_PAGES = {
+    "dispatching": "page_dispatching",
+    **dict.fromkeys(("failed", "cancelled", "expired"), "page_ended"),
+}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -77,7 +83,8 @@ class MailOutbox(SqlStore[Mail]):
         self, *, status: str | None = None, before: int | None = None, limit: int = 20
     ) -> Sequence[Row]:
         """Newest first; `before` is the id that the last page ended with."""
-        return await self.run("page", status=status, before=before, limit=limit)
+        query = _PAGES.get(status or "", "page")
+        return await self.run(query, status=status, before=before, limit=limit)
 
     async def attachments(self, id: int) -> str | None:
         """Read apart from the claim, which would hold the files of hundreds of mails in memory."""
@@ -109,8 +116,10 @@ class MailOutbox(SqlStore[Mail]):
         """Take mails out of the queue that nobody has claimed; the ids that were."""
         return [row["id"] for row in await self.run("cancel", ids=_encode(ids).decode())]
 
-    async def ids_by_status(self, status: str, limit: int) -> list[int]:
-        return [row["id"] for row in await self.run("ids_by_status", status=status, limit=limit)]
+    async def ids_by_status(self, status: str, limit: int, after: int = 0) -> list[int]:
+        """Some mails that are queued, failed, cancelled or expired; `after` is the last id seen."""
+        query = "queued_ids" if status == "queued" else "ended_ids"
+        return [row["id"] for row in await self.run(query, status=status, after=after, limit=limit)]
 
 
 def _repetition(mail: NewMail, repeated: Mapping[str, Row]) -> Ordered:

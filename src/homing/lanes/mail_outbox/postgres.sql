@@ -25,14 +25,15 @@ RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count A
     o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
-    o.unsubscribe_url, o.metadata, o.token, o.recipients
+    o.unsubscribe_url, o.token, o.recipients
 
 -- name: claim_lost
 -- Rows that lost their worker for the fourth time and more: taken over, to be charged by the policy.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
-    WHERE status = 'dispatching' AND lease_expires_at < now() AND rescue_count >= 3
+    WHERE status = 'dispatching' AND rescue_count >= 3
+      AND coalesce(lease_expires_at, last_attempt_at + make_interval(secs => :lease_seconds), '-infinity') < now()
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -48,7 +49,7 @@ RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count A
     o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
-    o.unsubscribe_url, o.metadata, o.token, o.recipients
+    o.unsubscribe_url, o.token, o.recipients
 
 -- name: settle
 -- By an array of ids, not by a join: the planner takes `dispatching` for empty whenever its statistics were
@@ -83,6 +84,12 @@ SET status = mine.status,
 FROM mine
 WHERE o.id = mine.id
 RETURNING o.id
+
+-- name: confirm
+SELECT o.id
+FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+JOIN mail_outbox AS o ON o.id = b.id
+WHERE o.claim_seq = b.fence AND o.status <> 'dispatching'
 
 -- name: renew
 WITH batch AS MATERIALIZED (
@@ -121,17 +128,21 @@ WHERE o.id = mine.id
 RETURNING o.id
 
 -- name: rescue
+-- The fence rises, so that a settlement that was never written cannot be taken for one that was. A row
+-- without a lease was marked by somebody else's SQL; it gets the lease it would have had.
 -- Due now, so behind everything that was due before: a row that kills its workers must not stand first.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
-    WHERE status = 'dispatching' AND lease_expires_at < now() AND rescue_count < 3
+    WHERE status = 'dispatching' AND rescue_count < 3
+      AND coalesce(lease_expires_at, last_attempt_at + make_interval(secs => :lease_seconds), '-infinity') < now()
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 )
 UPDATE mail_outbox AS o
 SET status = 'queued',
+    claim_seq = o.claim_seq + 1,
     rescue_count = o.rescue_count + 1,
     next_attempt_at = now(),
     locked_by = NULL,
@@ -199,10 +210,10 @@ FROM json_to_recordset(:batch::json) AS b(
     metadata jsonb, token text, send_at timestamptz, urgent boolean)
 ORDER BY b.idempotency_key
 ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-RETURNING id, token, status, created_at
+RETURNING id, token, status
 
 -- name: by_idempotency_key
-SELECT id, idempotency_key, fingerprint, status, created_at
+SELECT id, idempotency_key, fingerprint, status
 FROM mail_outbox
 WHERE idempotency_key IN (SELECT json_array_elements_text(:keys::json))
 
@@ -214,6 +225,23 @@ SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to
     idempotency_key, provider, created_at, sent_at
 FROM mail_outbox
 WHERE (:status::text IS NULL OR status = :status) AND (:before::bigint IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: page_ended
+-- The states are named, so that the planner knows its small index applies.
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
+    idempotency_key, provider, created_at, sent_at
+FROM mail_outbox
+WHERE status IN ('failed', 'cancelled', 'expired') AND status = :status AND (:before::bigint IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: page_dispatching
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
+    idempotency_key, provider, created_at, sent_at
+FROM mail_outbox
+WHERE status = 'dispatching' AND (:before::bigint IS NULL OR id < :before)
 ORDER BY id DESC
 LIMIT :limit
 
@@ -251,8 +279,15 @@ FROM chosen
 WHERE o.id = chosen.id
 RETURNING o.id
 
--- name: ids_by_status
-SELECT id FROM mail_outbox WHERE status = :status ORDER BY id LIMIT :limit
+-- name: ended_ids
+SELECT id
+FROM mail_outbox
+WHERE status IN ('failed', 'cancelled', 'expired') AND status = :status AND id > :after
+ORDER BY id
+LIMIT :limit
+
+-- name: queued_ids
+SELECT id FROM mail_outbox WHERE status = 'queued' ORDER BY next_attempt_at, id LIMIT :limit
 
 -- name: counts
 -- What waits and what ended badly is counted in small indexes. What was sent is the rest of the table,

@@ -25,14 +25,15 @@ RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferr
     expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
     html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
-    unsubscribe_url, metadata, token, recipients
+    unsubscribe_url, token, recipients
 
 -- name: claim_lost
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'dispatching'
-      AND lease_expires_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', last_attempt_at,
+                   printf('%+.3f seconds', :lease_seconds)), '') < strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
       AND rescue_count >= 3
     ORDER BY id
     LIMIT :limit
@@ -49,7 +50,7 @@ RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferr
     expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
     html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
-    unsubscribe_url, metadata, token, recipients
+    unsubscribe_url, token, recipients
 
 -- name: settle
 WITH batch AS MATERIALIZED (
@@ -77,6 +78,14 @@ FROM batch
 WHERE mail_outbox.id = batch.id AND mail_outbox.status = 'dispatching' AND mail_outbox.claim_seq = batch.fence
 RETURNING id
 
+-- name: confirm
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+SELECT mail_outbox.id
+FROM batch JOIN mail_outbox ON mail_outbox.id = batch.id
+WHERE mail_outbox.claim_seq = batch.fence AND mail_outbox.status <> 'dispatching'
+
 -- name: renew
 WITH batch AS MATERIALIZED (
     SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
@@ -98,17 +107,21 @@ WHERE mail_outbox.id = batch.id AND mail_outbox.status = 'dispatching' AND mail_
 RETURNING id
 
 -- name: rescue
+-- The fence rises, so that a settlement that was never written cannot be taken for one that was. A row
+-- without a lease was marked by somebody else's SQL; it gets the lease it would have had.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'dispatching'
-      AND lease_expires_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', last_attempt_at,
+                   printf('%+.3f seconds', :lease_seconds)), '') < strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
       AND rescue_count < 3
     ORDER BY id
     LIMIT :limit
 )
 UPDATE mail_outbox
 SET status = 'queued',
+    claim_seq = claim_seq + 1,
     rescue_count = rescue_count + 1,
     next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
     locked_by = NULL,
@@ -171,10 +184,10 @@ SELECT
 FROM json_each(:batch)
 WHERE true
 ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-RETURNING id, token, status, created_at
+RETURNING id, token, status
 
 -- name: by_idempotency_key
-SELECT id, idempotency_key, fingerprint, status, created_at
+SELECT id, idempotency_key, fingerprint, status
 FROM mail_outbox
 WHERE idempotency_key IN (SELECT value FROM json_each(:keys))
 
@@ -186,6 +199,23 @@ SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to
     idempotency_key, provider, created_at, sent_at
 FROM mail_outbox
 WHERE (:status IS NULL OR status = :status) AND (:before IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: page_ended
+-- The states are named, so that the planner knows its small index applies.
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
+    idempotency_key, provider, created_at, sent_at
+FROM mail_outbox
+WHERE status IN ('failed', 'cancelled', 'expired') AND status = :status AND (:before IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: page_dispatching
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
+    idempotency_key, provider, created_at, sent_at
+FROM mail_outbox
+WHERE status = 'dispatching' AND (:before IS NULL OR id < :before)
 ORDER BY id DESC
 LIMIT :limit
 
@@ -205,8 +235,15 @@ SET status = 'cancelled'
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
 RETURNING id
 
--- name: ids_by_status
-SELECT id FROM mail_outbox WHERE status = :status ORDER BY id LIMIT :limit
+-- name: ended_ids
+SELECT id
+FROM mail_outbox
+WHERE status IN ('failed', 'cancelled', 'expired') AND status = :status AND id > :after
+ORDER BY id
+LIMIT :limit
+
+-- name: queued_ids
+SELECT id FROM mail_outbox WHERE status = 'queued' ORDER BY next_attempt_at, id LIMIT :limit
 
 -- name: counts
 SELECT 'queued' AS status, count(*) AS count FROM mail_outbox WHERE status = 'queued'
@@ -215,7 +252,10 @@ SELECT 'dispatching', count(*) FROM mail_outbox WHERE status = 'dispatching'
 UNION ALL
 SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
 UNION ALL
-SELECT 'total', count(*) FROM mail_outbox
+-- Beyond 100,000 rows the ids tell, which have gaps only where rows were deleted.
+SELECT 'total', CASE WHEN max(id) - min(id) < 100000 THEN (SELECT count(*) FROM mail_outbox)
+                     ELSE max(id) - min(id) + 1 END
+FROM mail_outbox
 
 -- name: oldest_due
 SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age

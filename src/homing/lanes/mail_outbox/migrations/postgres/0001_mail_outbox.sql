@@ -5,7 +5,9 @@ CREATE TABLE mail_outbox (
     status              text NOT NULL DEFAULT 'queued'
                         CHECK (status IN ('queued', 'dispatching', 'sent', 'failed', 'cancelled', 'expired')),
     retry_count         integer NOT NULL DEFAULT 0 CHECK (retry_count >= 0),
-    next_attempt_at     timestamptz NOT NULL DEFAULT now(),
+    -- Finite, and within what other programs can read: '-infinity' would break whoever reads it.
+    next_attempt_at     timestamptz NOT NULL DEFAULT now()
+                        CHECK (next_attempt_at > '0001-01-02Z' AND next_attempt_at < '9999-12-30Z'),
     last_attempt_at     timestamptz,
     last_error          text,
 
@@ -25,7 +27,7 @@ CREATE TABLE mail_outbox (
     unsubscribe_url     text,
     idempotency_key     text,
     fingerprint         text,
-    expires_at          timestamptz,
+    expires_at          timestamptz CHECK (expires_at > '0001-01-02Z' AND expires_at < '9999-12-30Z'),
     metadata            jsonb,
     -- The left part of the Message-ID: the same for every attempt.
     token               text NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', ''),

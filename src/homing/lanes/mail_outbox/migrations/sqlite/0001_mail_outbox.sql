@@ -4,7 +4,8 @@ CREATE TABLE mail_outbox (
     status              TEXT NOT NULL DEFAULT 'queued'
                         CHECK (status IN ('queued', 'dispatching', 'sent', 'failed', 'cancelled', 'expired')),
     retry_count         INTEGER NOT NULL DEFAULT 0 CHECK (retry_count >= 0),
-    next_attempt_at     TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    next_attempt_at     TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+                        CHECK (next_attempt_at > '0001-01-02' AND next_attempt_at < '9999-12-30'),
     last_attempt_at     TIMESTAMP,
     last_error          TEXT,
 
@@ -24,7 +25,7 @@ CREATE TABLE mail_outbox (
     unsubscribe_url     TEXT,
     idempotency_key     TEXT,
     fingerprint         TEXT,
-    expires_at          TIMESTAMP,
+    expires_at          TIMESTAMP CHECK (expires_at > '0001-01-02' AND expires_at < '9999-12-30'),
     metadata            TEXT CHECK (metadata IS NULL OR json_valid(metadata)),
     token               TEXT NOT NULL DEFAULT (lower(hex(randomblob(16)))),
 
@@ -51,8 +52,8 @@ CREATE UNIQUE INDEX mail_outbox_idempotency ON mail_outbox (idempotency_key) WHE
 -- Another program may write a time in another form ('2026-01-02 03:04:05'), which would sort wrongly as
 -- text. What SQLite can read is put into ours; what it cannot read makes the insert fail.
 CREATE TRIGGER mail_outbox_times_on_insert AFTER INSERT ON mail_outbox
-WHEN NEW.next_attempt_at NOT GLOB '????-??-??T??:??:??.???Z'
-  OR (NEW.expires_at IS NOT NULL AND NEW.expires_at NOT GLOB '????-??-??T??:??:??.???Z')
+WHEN NEW.next_attempt_at IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.next_attempt_at)
+  OR NEW.expires_at IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.expires_at)
 BEGIN
     UPDATE mail_outbox
     SET next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', NEW.next_attempt_at),
@@ -62,8 +63,8 @@ BEGIN
     WHERE id = NEW.id;
 END;
 CREATE TRIGGER mail_outbox_times_on_update AFTER UPDATE OF next_attempt_at, expires_at ON mail_outbox
-WHEN NEW.next_attempt_at NOT GLOB '????-??-??T??:??:??.???Z'
-  OR (NEW.expires_at IS NOT NULL AND NEW.expires_at NOT GLOB '????-??-??T??:??:??.???Z')
+WHEN NEW.next_attempt_at IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.next_attempt_at)
+  OR NEW.expires_at IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.expires_at)
 BEGIN
     UPDATE mail_outbox
     SET next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', NEW.next_attempt_at),
