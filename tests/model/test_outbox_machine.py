@@ -220,10 +220,10 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def _rescue_row(self, row: Row) -> None:
         row.rescues += 1
+        row.fence += 1
         if row.rescues <= FREE_RESCUES:
             row.status, row.due, row.lease = "queued", self.now, None
             return
-        row.fence += 1
         failures = row.retries + 1
         dead = failures >= MAX_ATTEMPTS
         self._write(row, Bury(FAILURE) if dead else RetryIn(BASE * 2**failures, FAILURE))

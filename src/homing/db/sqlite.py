@@ -127,7 +127,7 @@ def _decode(text: bytes) -> str:
 
 
 def _use_wal(connection: sqlite3.Connection, deadline: float) -> None:
-    """A new file gets WAL once; asking again is free. SQLite does not wait here by itself when several ask."""
+    """A new file gets WAL once; asking again is free. SQLite itself does not wait when several ask."""
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

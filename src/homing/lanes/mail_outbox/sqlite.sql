@@ -254,7 +254,7 @@ SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled',
 UNION ALL
 -- Beyond 100,000 rows the ids tell, which have gaps only where rows were deleted.
 SELECT 'total', CASE WHEN max(id) - min(id) < 100000 THEN (SELECT count(*) FROM mail_outbox)
-                     ELSE max(id) - min(id) + 1 END
+                     ELSE coalesce(max(id) - min(id) + 1, 0) END
 FROM mail_outbox
 
 -- name: oldest_due
