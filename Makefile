@@ -49,7 +49,7 @@ format: $(INSTALLED_DEV) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff format .
 
 bench: $(INSTALLED_DEV) ## measure the mail path beside its limit and its peers
-	@$(BIN)/homing bench mail $(ARGS)
+	@$(BIN)/homing bench mail $(ARGS); mail=$$?; $(BIN)/homing bench scale && test $$mail -eq 0
 
 bench-scale: $(INSTALLED_DEV) ## measure claims as the table grows to 10,000,000 rows
 	@$(BIN)/homing bench scale --rows 10000 --rows 1000000 --rows 10000000 $(ARGS)

@@ -41,10 +41,12 @@ _ATTEMPTS_PER_CONNECTION = 4
 class Homing:
     """One process of Homing. Nothing is opened before it is used; `close` undoes what was."""
 
-    def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self, settings: Settings, telemetry: Telemetry | None = None, *, makes_file: bool = True
+    ) -> None:
         self.settings = settings
         self.telemetry = telemetry or make_telemetry(settings)
-        self.database = connect(settings.database_url)
+        self.database = connect(settings.database_url, makes_file=makes_file)
         self.shelf = Shelf(self.database)
         self.sender = open_sender(settings.mail_url, self.database, connections=settings.mail_connections)
         self.outbox = MailOutbox(
@@ -111,13 +113,14 @@ class Homing:
                 **self._health(),
             },
             self.telemetry,
+            base_url=self.settings.base_url,
         )
 
     def metrics_asgi(self) -> Litestar:
         """For workers, which serve nothing else."""
         from homing.http.app import build_app
 
-        return build_app([], self._health(), self.telemetry, static=False)
+        return build_app([], self._health(), self.telemetry, base_url=self.settings.base_url, static=False)
 
     def _health(self) -> dict[str, Any]:
         return {
@@ -132,10 +135,10 @@ class Homing:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, telemetry: Telemetry | None = None) -> AsyncIterator[Homing]:
-    """A `Homing` that is closed again, for commands that only look or act once."""
+async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterator[Homing]:
+    """A `Homing` that is closed again. Only who migrates may make an SQLite file: a typo must not."""
     async with AsyncExitStack() as stack:
-        homing = Homing(settings, telemetry)
+        homing = Homing(settings, makes_file=makes_file)
         stack.push_async_callback(homing.close)
         yield homing
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import secrets
 import tempfile
@@ -36,19 +35,24 @@ _SUBJECTS = (
 
 
 async def run_demo(
-    flags: Mapping[str, Any], *, rate: float, seconds: float, tell: Callable[[str], None]
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    rate: float,
+    seconds: float,
+    tell: Callable[[str], None],
 ) -> None:
     accepted: asyncio.Queue[SinkMail] = asyncio.Queue()
     with tempfile.TemporaryDirectory(prefix="homing-demo-") as folder:
         async with SmtpSink(faults=_FAULTS, seed=secrets.randbits(30), on_mail=accepted.put_nowait) as relay:
-            settings = _settings(flags, Path(folder), relay.url)
+            settings = _settings(flags, environ, Path(folder), relay.url)
             require_loopback(settings.host)
-            async with opened(settings) as homing:
+            async with opened(settings, makes_file=True) as homing:
                 await homing.migrate()
                 await _run(homing, accepted, rate=rate, seconds=seconds, tell=tell)
 
 
-def _settings(flags: Mapping[str, Any], folder: Path, mail_url: str) -> Settings:
+def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, mail_url: str) -> Settings:
     chosen = {
         "database_url": f"sqlite:///{folder}/demo.db",
         "mail_url": mail_url,
@@ -58,7 +62,7 @@ def _settings(flags: Mapping[str, Any], folder: Path, mail_url: str) -> Settings
         "log_level": "error",
         **flags,
     }
-    return load_settings(chosen, environ=dict(os.environ))
+    return load_settings(chosen, environ=environ)
 
 
 async def _shelve(homing: Homing, accepted: asyncio.Queue[SinkMail]) -> None:

@@ -10,6 +10,7 @@ HomingError
 ├── InvalidRequest       what a caller asked for is malformed; names the field
 │   ├── PayloadTooLarge  it is too long to be read
 │   └── WrongMediaType   it is not JSON
+├── Forbidden            whoever asks may not
 ├── NotAllowed           the message is in a state in which that cannot be done
 ├── NotFound             there is no such message
 └── RateLimited          called too often; says when to come back
@@ -60,6 +61,10 @@ class PayloadTooLarge(InvalidRequest):
 
 class WrongMediaType(InvalidRequest):
     """The body is not what its place takes."""
+
+
+class Forbidden(HomingError):
+    """Whoever asks may not."""
 
 
 class NotAllowed(HomingError):

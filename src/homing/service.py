@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from homing.app import Homing
+from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
 
 #: Seconds that a stop waits for a claim that is under way; its rows are rescued when it comes later.
 _LAST_CLAIM = 5.0
@@ -70,6 +71,20 @@ async def drain_once(homing: Homing, stop: Stop) -> int:
         await _drain(homing, stop)
         drained.cancel()
     return drained.result() if drained.done() and not drained.cancelled() else 0
+
+
+async def dispatch_once(homing: Homing, stop: Stop, request: DispatchRequest) -> DispatchReply:
+    """One batch to its end: `homing dispatch`. Whoever runs only this is rescued by nobody else."""
+    if not request.dry_run:
+        await homing.maintenance.once()
+    dispatching = asyncio.create_task(homing.dispatching(request))
+    asked = asyncio.create_task(stop.asked.wait())
+    await asyncio.wait({dispatching, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    homing.deliverer.claim_no_more()
+    await _drain(homing, stop)
+    # What was given back has an end too, so the reply comes.
+    return await dispatching
 
 
 async def _drain(homing: Homing, stop: Stop) -> None:

@@ -41,10 +41,10 @@ class Settings(BaseModel):
         description="Where the tables are: sqlite:///file.db or postgresql://user@host/name.",
     )
     jobs_database_url: str | None = Field(
-        None, description="Another database for dispatch jobs; may be mongodb://…"
+        None, description="For a lane to come: another database for dispatch jobs; may be mongodb://…"
     )
     notify_database_url: str | None = Field(
-        None, description="The SQLite file that another program writes to."
+        None, description="For a lane to come: the SQLite file that another program writes to."
     )
 
     mail_url: Annotated[str, AfterValidator(_comma_list)] = Field(
@@ -80,23 +80,32 @@ class Settings(BaseModel):
     )
 
     broker_url: str = Field(
-        "memory://", description="memory://, amqp://… or sqs://…", json_schema_extra={"secret": True}
+        "memory://",
+        description="For lanes to come: memory://, amqp://… or sqs://…",
+        json_schema_extra={"secret": True},
     )
     email_broker_url: str | None = Field(
-        None, description="Another broker for the EmailLog lane.", json_schema_extra={"secret": True}
+        None,
+        description="For a lane to come: another broker for the EmailLog lane.",
+        json_schema_extra={"secret": True},
     )
     jobs_broker_url: str | None = Field(
-        None, description="Another broker for dispatch jobs.", json_schema_extra={"secret": True}
+        None,
+        description="For a lane to come: another broker for dispatch jobs.",
+        json_schema_extra={"secret": True},
     )
     jobs_backoff_base_seconds: float = Field(
-        30.0, gt=0, le=86400, description="First wait of a dispatch job's retry."
+        30.0, gt=0, le=86400, description="For a lane to come: first wait of a dispatch job's retry."
     )
-    jobs_backoff_max_seconds: float = Field(3600.0, gt=0, le=2592000, description="Its longest wait.")
+    jobs_backoff_max_seconds: float = Field(
+        3600.0, gt=0, le=2592000, description="For a lane to come: its longest wait."
+    )
 
     host: str = Field("127.0.0.1", description="The address that the API listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Its port; 0 takes a free one.")
     base_url: str | None = Field(
-        None, description="How this API is reached from outside; for links in mails."
+        None,
+        description="How this API is reached through a proxy: its host is served too.",
     )
     metrics_port: int = Field(
         0,
@@ -106,11 +115,13 @@ class Settings(BaseModel):
     )
     encryption_key: str | None = Field(
         None,
-        description="base64, 32 bytes; several, newest first, by commas.",
+        description="For a lane to come: base64, 32 bytes; several, newest first, by commas.",
         json_schema_extra={"secret": True},
     )
-    egress_allow: str = Field("", description="Private networks (CIDRs, by commas) that webhooks may reach.")
-    allow_http: bool = Field(False, description="Whether webhooks may go to plain http.")
+    egress_allow: str = Field(
+        "", description="For a lane to come: private networks (CIDRs, by commas) that webhooks may reach."
+    )
+    allow_http: bool = Field(False, description="For a lane to come: whether webhooks may go to plain http.")
 
     grace_seconds: float = Field(
         30.0, ge=0.0, le=3600.0, description="How long a stop waits for attempts that have begun."
@@ -223,13 +234,16 @@ def _check_together(settings: Settings) -> None:
         )
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def require_loopback(host: str) -> None:
     """There are no access keys yet, so whoever reaches the port may do everything."""
-    try:
-        loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not is_loopback(host):
         raise SettingsError(
             f"HOMING_HOST={host} is not a loopback address: this version has no access keys, so it serves "
             "only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"

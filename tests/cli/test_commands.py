@@ -128,14 +128,48 @@ def test_acting_on_what_cannot_be_acted_on_changes_nothing(homing: Homing, tmp_p
         (("cancel", "1", "99"), "there is no mail outbox_99"),
         (("show", "99"), "there is no mail 99"),
         (("show", "nonsense"), "ids look like outbox_123"),
-        (("requeue",), "name the mails"),
-        (("requeue", "--all", "sent"), "cannot be used"),
-        (("list", "--status", "odd"), "there is no state"),
     ):
         result = homing(*arguments)
         assert result.returncode == 1, arguments
         assert words in result.stderr
+    wrong_calls: list[tuple[tuple[str, ...], str]] = [
+        (("requeue",), "name the mails"),
+        (("requeue", "--all", "sent"), "cannot be used"),
+        (("list", "--status", "odd"), "there is no state"),
+    ]
+    for call, words in wrong_calls:
+        result = homing(*call)
+        assert result.returncode == 2, call
+        assert words in result.stderr
     assert json.loads(homing("status", "--json").stdout)["mail_outbox"]["queued"] == 2
+
+
+def test_a_look_at_a_file_that_is_not_there_does_not_make_it(homing: Homing, tmp_path: Path) -> None:
+    result = homing("status", "--database-url", f"sqlite:///{tmp_path}/typo.db")
+    assert result.returncode == 3
+    assert "there is no database" in result.stderr
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_dispatch_rescues_what_a_dead_one_left(homing: Homing, tmp_path: Path) -> None:
+    homing("migrate")
+    insert(tmp_path, status="dispatching", lease_expires_at="2020-01-01T00:00:00.000Z", rescue_count=0)
+    (item,) = json.loads(homing("dispatch", "--json").stdout)["items"]
+    assert item["status"] == "sent"
+
+
+def test_children_are_told_to_be_one_process(homing: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOMING_WORK_PROCESSES holds for the children too, which would otherwise have children of their own."""
+    commands: list[list[str]] = []
+
+    def note(command: list[str], *_rest: Any) -> int:
+        commands.append(command)
+        return 0
+
+    monkeypatch.setattr("homing.supervisor.supervise", note)
+    homing("migrate")
+    homing("work", HOMING_WORK_PROCESSES="2")
+    assert commands[0][-2:] == ["--processes", "1"]
 
 
 def test_work_once_delivers_everything_and_ends(homing: Homing, tmp_path: Path) -> None:

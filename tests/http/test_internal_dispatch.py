@@ -277,6 +277,7 @@ async def test_the_rate_limit_is_off_by_default_and_a_429_when_set(database_url:
 
 @pytest.mark.clause("API-08")
 async def test_an_unexpected_error_is_a_500_without_a_stack_trace(api: Api) -> None:
+    await api.insert()
     await api.sql("ALTER TABLE mail_outbox RENAME COLUMN token TO tokens")
     response = await api.dispatch()
     assert_error(response, 500, "DISPATCH_INTERNAL_ERROR")

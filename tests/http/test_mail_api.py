@@ -190,6 +190,8 @@ async def test_a_later_send_time_waits(api: Api) -> None:
         ({"unsubscribeUrl": "javascript:alert(1)"}, None),
         ({"expiresAt": "tomorrow"}, "expiresAt"),
         ({"expiresAt": "2999-01-01T00:00:00"}, "expiresAt"),
+        ({"expiresAt": "9999-12-31T23:59:59-10:00"}, "expiresAt"),
+        ({"sendAt": "0001-01-01T00:00:00+14:00"}, "sendAt"),
         ({"urgent": "yes"}, "urgent"),
         ({"urgent": True, "sendAt": "2999-01-01T00:00:00Z"}, "urgent"),
         ({"text": None}, "text"),
@@ -296,6 +298,41 @@ async def test_health_metrics_docs_and_pages(api: Api) -> None:
     assert (await get("/static/homing.css")).status_code == 200
     assert (await get("/static/../app.py")).status_code == 404
     assert (await get("/nowhere")).json()["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "[::1]:8080"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "["}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+async def test_a_page_of_another_site_can_do_nothing(api: Api, headers: dict[str, str], status: int) -> None:
+    response = await api.client.post("/internal/dispatch", headers=headers)
+    assert response.status_code == status
+    if status == 403:
+        assert response.json()["error"]["code"] == "FORBIDDEN"
+
+
+async def test_a_foreign_name_that_points_here_can_read_nothing(api: Api) -> None:
+    assert (await api.client.get("/api/mail", headers={"host": "evil.example"})).status_code == 403
+    assert (await api.client.get("/api/mail", headers={"sec-fetch-site": "cross-site"})).status_code == 200
+
+
+async def test_odd_rows_and_odd_numbers_are_no_500(api: Api) -> None:
+    for files in ("[1]", "null", '[{"name": "x"}]', "{}"):
+        (id,) = await api.insert(attachments=files)
+        assert (await api.client.get(f"/api/mail/{id}")).status_code == 200, files
+    assert (await api.client.get(f"/caught/{10**20}")).status_code == 404
 
 
 async def test_not_ready_without_tables(api: Api) -> None:

@@ -17,8 +17,8 @@ import pytest
 from tests.outbox import Bench, bench
 from tests.senders.peers import AiosmtpdPeer, aiosmtpd_peer
 
-from homing.db import instant
-from homing.engine.model import Bury, Complete, RetryIn
+from homing.db import instant, iso
+from homing.engine.model import Bury, Complete, Failure, RetryIn
 from homing.errors import Refused
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, drop, reply
 
@@ -432,6 +432,61 @@ async def test_an_expired_mail_is_not_sent(lane: Bench, sink: SmtpSink) -> None:
     row = await lane.row(id)
     assert (row["status"], row["retry_count"]) == ("expired", 0)
     assert sink.mails == []
+
+
+@pytest.mark.clause("OUT-05")
+async def test_a_long_failure_is_cut_and_told_in_one_line(database_url: str) -> None:
+    async with bench(database_url) as lane:
+        (id,) = await lane.insert()
+        (claim,) = await lane.outbox.claim(1)
+        await lane.outbox.settle([(claim, Bury(Failure("provider_error", "a\n\x00b " * 1000)))])
+        error = (await lane.row(id))["last_error"]
+        assert len(error) == 500
+        assert error.startswith("provider_error: a b a b")
+
+
+@pytest.mark.clause("OUT-07")
+async def test_every_attempt_is_dated_the_successful_one_too(database_url: str) -> None:
+    answers = [reply("450 4.2.0 later"), reply("450 4.2.0 later")]
+
+    def script(stage: Stage, _argument: str) -> Act | None:
+        return answers.pop() if stage == "rcpt" and answers else None
+
+    async with SmtpSink(script=script) as relay, bench(database_url, mail_url=relay.url) as lane:
+        (id,) = await lane.insert()
+        dates = []
+        for status in ("queued", "queued", "sent"):
+            await lane.deliver()
+            row = await lane.row(id)
+            assert row["status"] == status
+            dates.append(iso(row["last_attempt_at"]) or "")
+            await lane.age(id, 10_000)
+            await asyncio.sleep(0.002)
+        assert dates == sorted(set(dates)), "each is later than the one before"
+
+
+@pytest.mark.clause("OUT-13")
+async def test_a_row_marked_by_the_specifications_own_sql_is_rescued_too(database_url: str) -> None:
+    """Another dispatcher wrote `dispatching` and `last_attempt_at`, no lease, and died."""
+    async with bench(database_url) as lane:
+        fresh, old, undated = await lane.insert(3)
+        moment = (
+            "now()" if lane.homing.database.dialect == "postgres" else "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+        )
+        past = (
+            "now() - interval '1 hour'"
+            if moment == "now()"
+            else "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 hour')"
+        )
+        for id, date in ((fresh, moment), (old, past), (undated, "NULL")):
+            await lane.sql(
+                f"UPDATE mail_outbox SET status = 'dispatching', last_attempt_at = {date} "
+                "WHERE id = :id RETURNING id",
+                id=id,
+            )
+        await lane.homing.maintenance.once()
+        states = [(await lane.row(id))["status"] for id in (fresh, old, undated)]
+        assert states == ["dispatching", "queued", "queued"]
 
 
 async def test_last_error_is_compact(database_url: str) -> None:

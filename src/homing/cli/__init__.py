@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing.cli import chaos, doctor, mails, prove, run
-from homing.errors import DatabaseError, HomingError, SettingsError
+from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
 ENV_PREFIX = "HOMING"
 
@@ -48,6 +48,6 @@ def _complain(message: str) -> None:
 
 
 def _exit_code(error: HomingError) -> int:
-    if isinstance(error, SettingsError):
+    if isinstance(error, SettingsError | InvalidRequest):
         return 2
     return 3 if isinstance(error, DatabaseError) else 1

@@ -247,9 +247,10 @@ def dispatch(
 async def _dispatch(settings: Settings, batch_size: int, *, dry_run: bool) -> Any:
     from homing.app import opened
     from homing.lanes.mail_outbox.dispatching import DispatchRequest
+    from homing.service import Stop, dispatch_once
 
     async with opened(settings) as homing:
         await homing.require_schema()
-        reply = await homing.dispatching(DispatchRequest(batch_size, dry_run, wait=True))
-        await homing.deliverer.drain(settings.grace_seconds)
-        return reply
+        stop = Stop()
+        stop.install()
+        return await dispatch_once(homing, stop, DispatchRequest(batch_size, dry_run, wait=True))

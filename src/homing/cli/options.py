@@ -42,10 +42,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def settings_from(config: Path | None = None, **flags: Any) -> Settings:
-    return load_settings(flags, environ=_environment(), config=config)
+    return load_settings(flags, environ=environment(), config=config)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment without the names of command flags, which are no settings."""
     from homing.cli import ENV_PREFIX, app
 

@@ -16,6 +16,7 @@ from homing.cli.options import (
     Json,
     MailUrl,
     Port,
+    environment,
     print_json,
     run_async,
     settings_from,
@@ -117,7 +118,9 @@ def demo(
     """Try it out: sample mails, a relay that fails on purpose, a page that shows what happens."""
     from homing.demo import run_demo
 
-    run_async(run_demo(_flags(host=host, port=port), rate=rate, seconds=seconds, tell=_out.print))
+    run_async(
+        run_demo(_flags(host=host, port=port), environment(), rate=rate, seconds=seconds, tell=_out.print)
+    )
 
 
 def _flags(**flags: Any) -> dict[str, Any]:
@@ -130,7 +133,7 @@ async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> 
 
     if api or settings.metrics_port:
         require_loopback(settings.host)
-    async with opened(settings) as homing:
+    async with opened(settings, makes_file=migrates) as homing:
         if migrates:
             await homing.migrate()
         await homing.require_schema()
@@ -179,7 +182,7 @@ async def _migrate(settings: Settings, *, only_check: bool) -> list[str]:
     from homing.app import opened
     from homing.db.migrate import check
 
-    async with opened(settings) as homing:
+    async with opened(settings, makes_file=not only_check) as homing:
         if only_check:
             return [str(m) for m in (await check(homing.database, homing.migrations)).migrations]
         return [str(m) for m in await homing.migrate()]

@@ -26,17 +26,17 @@ __all__ = [
 _HOW = "use sqlite:///path/to/file.db or postgresql://user:password@host:5432/name"
 
 
-def connect(url: str, *, pool_size: int = 4) -> Database:
+def connect(url: str, *, pool_size: int = 4, makes_file: bool = True) -> Database:
     """The database that a URL names. Nothing is opened before the first statement."""
     parts = urlsplit(url)
     if parts.scheme in {"postgresql", "postgres"}:
         return PostgresDatabase(url, pool_size=pool_size)
     if parts.scheme == "sqlite":
-        return _sqlite(url)
+        return _sqlite(url, makes_file=makes_file)
     raise SettingsError(f"{redact(url)!r} is no database URL that Homing knows; {_HOW}")
 
 
-def _sqlite(url: str) -> SqliteDatabase:
+def _sqlite(url: str, *, makes_file: bool) -> SqliteDatabase:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     # sqlite:///homing.db is relative, sqlite:////var/lib/homing.db absolute, as SQLAlchemy reads them.
@@ -51,4 +51,4 @@ def _sqlite(url: str) -> SqliteDatabase:
         raise SettingsError(
             f"{url!r} has an unknown option {next(iter(options))!r}; only busy_timeout is known"
         )
-    return SqliteDatabase(path, busy_timeout=wait)
+    return SqliteDatabase(path, busy_timeout=wait, makes_file=makes_file)

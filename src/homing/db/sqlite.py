@@ -28,13 +28,13 @@ class SqliteDatabase:
 
     dialect: Dialect = "sqlite"
 
-    def __init__(self, path: str, *, busy_timeout: float = 10.0) -> None:
+    def __init__(self, path: str, *, busy_timeout: float = 10.0, makes_file: bool = True) -> None:
         if sqlite3.sqlite_version_info < _OLDEST:
             raise DatabaseError(f"SQLite {sqlite3.sqlite_version} is too old; 3.35 or newer is needed")
         self._path = path
         self._busy_timeout = busy_timeout
-        self._writer = _Connection(path, busy_timeout, writes=True)
-        self._reader = _Connection(path, busy_timeout, writes=False)
+        self._writer = _Connection(path, busy_timeout, writes=True, makes_file=makes_file)
+        self._reader = _Connection(path, busy_timeout, writes=False, makes_file=makes_file)
         self._listeners: dict[str, list[Callable[[], None]]] = defaultdict(list)
 
     async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[sqlite3.Row]:
@@ -65,7 +65,8 @@ class SqliteDatabase:
 class _Connection:
     """A connection and the one thread that may use it. Opened on first use."""
 
-    def __init__(self, path: str, busy_timeout: float, *, writes: bool) -> None:
+    def __init__(self, path: str, busy_timeout: float, *, writes: bool, makes_file: bool) -> None:
+        self._makes_file = makes_file
         self._path, self._busy_timeout, self._writes = path, busy_timeout, writes
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="sqlite-writer" if writes else "sqlite-reader"
@@ -78,12 +79,17 @@ class _Connection:
     def _guarded(self, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
         try:
             if self._connection is None:
-                self._connection = _open(self._path, self._busy_timeout, writes=self._writes)
+                self._connection = self._open()
             return self._leniently(self._connection, work, arguments)
         except sqlite3.Error as error:
             raise _translate(error, self._path) from error
         except (UnicodeEncodeError, OverflowError) as error:
             raise Refused(f"{self._path} cannot hold that value: {error}") from error
+
+    def _open(self) -> sqlite3.Connection:
+        if not self._makes_file and not Path(self._path).exists():
+            raise SchemaError(f"there is no database {self._path}; run `homing migrate` to make it")
+        return _open(self._path, self._busy_timeout, writes=self._writes)
 
     def _leniently(
         self, connection: sqlite3.Connection, work: Callable[..., Result], arguments: tuple[Any, ...]

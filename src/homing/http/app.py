@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from homing import __version__
 from homing.errors import HomingError
 from homing.http.errors import ErrorHandler
+from homing.http.guard import make_guard
 from homing.strict_json import decode, require_json
 from homing.telemetry import Telemetry
 
@@ -73,6 +74,7 @@ def build_app(
     dependencies: Mapping[str, Any],
     telemetry: Telemetry,
     *,
+    base_url: str | None = None,
     static: bool = True,
 ) -> Litestar:
     """The ASGI application. `dependencies` are the objects that handlers ask for by name."""
@@ -82,6 +84,7 @@ def build_app(
         dependencies={name: Provide(_always(value), use_cache=True) for name, value in dependencies.items()},
         exception_handlers={Exception: ErrorHandler(telemetry)},
         request_class=StrictRequest,
+        before_request=make_guard(base_url),
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
         response_headers=[ResponseHeader(name=k, value=v) for k, v in _SECURITY_HEADERS.items()],

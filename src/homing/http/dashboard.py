@@ -83,7 +83,7 @@ class Dashboard(Controller):
 
 
 async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
-    found = await shelf.get(id)
+    found = await shelf.get(id) if id < 2**63 else None
     if found is None:
         raise NotFound(f"there is no caught mail {id}")
     return found

@@ -11,6 +11,7 @@ from litestar.exceptions import HTTPException
 from homing.errors import (
     Conflict,
     DatabaseError,
+    Forbidden,
     InvalidRequest,
     NotAllowed,
     NotFound,
@@ -24,6 +25,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (PayloadTooLarge, 413),
     (WrongMediaType, 415),
     (InvalidRequest, 400),
+    (Forbidden, 403),
     (NotFound, 404),
     (NotAllowed, 409),
     (Conflict, 409),
@@ -50,7 +52,7 @@ class ErrorHandler:
         if status >= 500:
             self._report(request, error)
         code = _CODES.get(status, "INTERNAL_ERROR")
-        if request.url.path == "/internal/dispatch" and status != 405:
+        if request.url.path == "/internal/dispatch" and status not in {403, 405}:
             status = _DISPATCH_STATUS.get(status, status)
             code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
         body = {"error": {"code": code, "message": message, "details": _details(error)}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from homing.senders.mail import MailMessage, MailSender, SendError, SendErrorCode, SendResult
@@ -23,6 +24,7 @@ class FailoverSender:
         if not senders:
             raise ValueError("failover needs at least one sender")
         self._senders = tuple(senders)
+        self._probes: dict[MailSender, asyncio.Task[bool]] = {}
 
     @property
     def name(self) -> str:
@@ -31,7 +33,8 @@ class FailoverSender:
     async def send(self, message: MailMessage) -> SendResult:
         best: SendResult | None = None
         for sender in self._senders:
-            if not await sender.available():
+            if not sender.usable():
+                self._probe(sender)
                 continue
             result = await sender.send(message)
             if not _may_go_elsewhere(result):
@@ -47,13 +50,27 @@ class FailoverSender:
             attempted=False,
         )
 
+    def usable(self) -> bool:
+        return any(sender.usable() for sender in self._senders)
+
     async def available(self) -> bool:
-        for sender in self._senders:
-            if await sender.available():
-                return True
-        return False
+        """A relay that is out is asked again beside the others: its silence holds nobody up."""
+        probes = [self._probe(sender) for sender in self._senders if not sender.usable()]
+        while probes and not self.usable():
+            await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
+            probes = [probe for probe in probes if not probe.done()]
+        return self.usable()
+
+    def _probe(self, sender: MailSender) -> asyncio.Task[bool]:
+        probe = self._probes.get(sender)
+        if probe is None or probe.done():
+            probe = self._probes[sender] = asyncio.get_running_loop().create_task(sender.available())
+        return probe
 
     async def close(self) -> None:
+        for probe in self._probes.values():
+            probe.cancel()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
         for sender in self._senders:
             await sender.close()
 

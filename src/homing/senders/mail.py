@@ -110,6 +110,9 @@ class MailSender(Protocol):
     async def send(self, message: MailMessage) -> SendResult:
         """Try once. Raises nothing for what goes wrong out there."""
 
+    def usable(self) -> bool:
+        """What `available` would say without asking anybody: whether a mail may be handed over now."""
+
     async def available(self) -> bool:
         """False while sending makes no sense; asks the other side again when it is time to."""
 

@@ -54,6 +54,9 @@ class MemorySender:
             if accepted:
                 self.delivered.append((address, message))
 
+    def usable(self) -> bool:
+        return self.is_available
+
     async def available(self) -> bool:
         return self.is_available
 

@@ -84,6 +84,9 @@ class SmtpSender:
             self._pool.abandon(transaction)
             raise
 
+    def usable(self) -> bool:
+        return self._breaker.closed
+
     async def available(self) -> bool:
         return await self._breaker.available(self._pool.probe)
 

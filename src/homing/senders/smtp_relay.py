@@ -347,7 +347,8 @@ def _refused(error: SMTPResponseException) -> Closed:
     if error.code in {421, 454}:
         return _busy(error)
     shown = clean_text(f"the relay did not let us in: {error.code} {error.message}")
-    code = SendErrorCode.PROVIDER_ERROR if error.code > 0 else SendErrorCode.NETWORK_ERROR
+    # Whatever it says at the door, it says to everybody: another relay may be asked.
+    code = SendErrorCode.NETWORK_ERROR
     return Closed(SendError(code, shown))
 
 

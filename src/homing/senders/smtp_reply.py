@@ -44,7 +44,7 @@ _RATE_LIMITED = re.compile(r"4\.(?:7\.\d+|3\.2|4\.5)").fullmatch
 _BAD_RECIPIENT = re.compile(r"5\.(?:1\.(?![78]$)\d+|2\.1)").fullmatch
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 #: Bounded, so that a reply full of @ costs nothing to look through.
-_ADDRESS = re.compile(r"""[^\s@<>()"',;:=]{1,255}@[^\s@<>()"',;:=]{1,255}""")
+_ADDRESS = re.compile(r"""(?:"[^"@]{1,255}"|[^\s@<>()"',;]{1,255})@[^\s@<>()"',;:=]{1,255}""")
 _WAIT = re.compile(r"\b(\d{1,5})\s*(s|m|h)(?:ec(?:ond)?s?|in(?:ute)?s?|ours?)?\b", re.IGNORECASE).search
 _QUEUED_AS = re.compile(r"\bqueued as ([!-~]{1,100})").search
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}

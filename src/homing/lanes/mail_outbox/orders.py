@@ -26,6 +26,7 @@ MOST_PER_POST = 1000
 _MOST_RECIPIENTS = 1000
 #: The escape of a NUL, as against the text of one after a backslash of its own.
 _NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_FIRST_YEAR, _LAST_YEAR = 1970, 9998
 _SOME_DATE = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -188,6 +189,8 @@ def _moment(field: str, value: datetime | None) -> str | None:
         return None
     if value.tzinfo is None:
         raise InvalidRequest(f"{field}: the time needs a zone, such as Z", field)
+    if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
+        raise InvalidRequest(f"{field}: the year must be from {_FIRST_YEAR} to {_LAST_YEAR}", field)
     return iso(value)
 
 

@@ -35,6 +35,13 @@ def listed(row: Row) -> dict[str, Any]:
     }
 
 
+def _filenames(attachments: str | None) -> list[str]:
+    """Another program wrote the column, so it may hold anything; a mail with nonsense in it is shown too."""
+    given = msgspec.json.decode(attachments) if attachments else None
+    listed_files = given if isinstance(given, list) else []
+    return [str(file.get("filename", "?")) if isinstance(file, dict) else "?" for file in listed_files]
+
+
 def shown(row: Row) -> dict[str, Any]:
     """Everything but the attachments' contents."""
     read = msgspec.json.decode
@@ -49,7 +56,7 @@ def shown(row: Row) -> dict[str, Any]:
         "variables": read(row["variables"]) if row["variables"] else None,
         "locale": row["locale"],
         "headers": read(row["headers"]) if row["headers"] else None,
-        "attachments": [a["filename"] for a in read(row["attachments"])] if row["attachments"] else [],
+        "attachments": _filenames(row["attachments"]),
         "unsubscribeUrl": row["unsubscribe_url"],
         "metadata": read(row["metadata"]) if row["metadata"] else None,
         "expiresAt": iso(row["expires_at"]),

@@ -85,6 +85,9 @@ class CatchSender:
             status="sent", provider=self.name, provider_message_id=message.message_id, verdicts=accepted
         )
 
+    def usable(self) -> bool:
+        return True
+
     async def available(self) -> bool:
         return True
 
