@@ -17,10 +17,12 @@ from homing.engine.deliver import Deliverer
 from homing.engine.maintenance import Maintenance
 from homing.engine.policy import Exponential, Policy
 from homing.engine.worker import Worker
+from homing.errors import SettingsError
 from homing.lanes.mail_outbox.backlog import Backlog
 from homing.lanes.mail_outbox.dispatching import Dispatching
 from homing.lanes.mail_outbox.lane import MailOutboxLane, transition
 from homing.lanes.mail_outbox.outbox import CHANNEL, MailOutbox
+from homing.senders.addresses import InvalidAddress, parse_address
 from homing.senders.caught_mail import Shelf
 from homing.senders.open import open_sender
 from homing.senders.templates import Templates
@@ -48,6 +50,7 @@ class Homing:
         self.telemetry = telemetry or make_telemetry(settings)
         self.database = connect(settings.database_url, makes_file=makes_file)
         self.shelf = Shelf(self.database)
+        _check_sender(settings.mail_from)
         self.sender = open_sender(settings.mail_url, self.database, connections=settings.mail_connections)
         self.outbox = MailOutbox(
             self.database,
@@ -141,6 +144,14 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
         homing = Homing(settings, makes_file=makes_file)
         stack.push_async_callback(homing.close)
         yield homing
+
+
+def _check_sender(mail_from: str) -> None:
+    """It would fail every mail that names no sender of its own, for good."""
+    try:
+        parse_address(mail_from)
+    except InvalidAddress as error:
+        raise SettingsError(f"HOMING_MAIL_FROM={mail_from!r} cannot be used: {error}") from None
 
 
 def mail_policy(settings: Settings) -> Policy:

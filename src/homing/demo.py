@@ -24,6 +24,7 @@ from homing.testing.smtp_sink import Faults, SinkMail, SmtpSink
 #: One in five is deferred at first, one in thirty refused for good, and now and then the relay hangs up.
 _FAULTS = Faults(defer_rcpt=0.2, reject_rcpt=0.03, drop_before_dot=0.02)
 _FIRST_BATCH = 25
+_REPORT_EVERY = 2.0
 _PEOPLE = ("ann", "bo", "chiara", "deniz", "esra", "femi", "goran", "hana")
 _SUBJECTS = (
     "Your order has shipped",
@@ -100,14 +101,25 @@ async def _run(
     helpers = [
         asyncio.create_task(_send_samples(homing, rate)),
         asyncio.create_task(_shelve(homing, accepted)),
+        asyncio.create_task(_report(homing, tell)),
     ]
     try:
         await run(homing, stop, api=True, work=True, ready=lambda address: _welcome(address, tell))
     finally:
         for task in helpers:
             task.cancel()
-        counts = await homing.outbox.counts()
-        tell("demo ended: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
+        tell(f"demo ended: {await _counts(homing)}")
+
+
+async def _counts(homing: Homing) -> str:
+    counts = await homing.outbox.counts()
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing was sent"
+
+
+async def _report(homing: Homing, tell: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(_REPORT_EVERY)
+        tell(await _counts(homing))
 
 
 def _welcome(address: str, tell: Callable[[str], None]) -> None:

@@ -179,6 +179,13 @@ def _refuse_unknown(environ: Iterable[str]) -> None:
     for name in environ:
         if name.startswith(_OURS) and not name.startswith(_NOT_OURS) and name not in known:
             raise SettingsError(f"there is no setting {name}{_nearest(name, known)}")
+        # Names that begin so may be another program's, unless they are nearly one of ours.
+        if name.startswith("DISPATCH_") and name not in known and _is_a_slip(name, known):
+            raise SettingsError(f"there is no setting {name}{_nearest(name, known)}")
+
+
+def _is_a_slip(name: str, known: Iterable[str]) -> bool:
+    return bool(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.92))
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -255,8 +262,13 @@ def default_config() -> str:
     lines = ["# Every setting of Homing, with its default. Copy what you change into homing.toml.", ""]
     for name, field in FIELDS.items():
         info = Settings.model_fields[field]
-        lines += [f"# {info.description}{_range(field)}", f"# {name}", _toml_line(field, info.default), ""]
+        lines += [f"# {_comment(field)}", f"# {name}", _toml_line(field, info.default), ""]
     return "\n".join(lines)
+
+
+def _comment(field: str) -> str:
+    description = (Settings.model_fields[field].description or "").rstrip(".")
+    return description + _range(field) + "."
 
 
 def _toml_line(field: str, default: Any) -> str:

@@ -31,7 +31,7 @@ async def fill(url: str, rows: int) -> None:
     from homing.app import opened
     from homing.settings import load_settings
 
-    async with opened(load_settings({"database_url": url}, environ={})) as homing:
+    async with opened(load_settings({"database_url": url}, environ={}), makes_file=True) as homing:
         await homing.migrate()
         await homing.database.run_script(_FILL.format(rows=rows))
 

@@ -64,7 +64,7 @@ async def site(
     url: str, folder: Path, *, mails: int, delay: float, **settings: object
 ) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
-        async with opened(load_settings({"database_url": url}, environ={})) as homing:
+        async with opened(load_settings({"database_url": url}, environ={}), makes_file=True) as homing:
             await homing.migrate()
         table = MailTable(url)
         stack.push_async_callback(table.close)

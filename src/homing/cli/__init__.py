@@ -7,11 +7,13 @@ Exit codes: 0 well · 1 something is not as it should be · 2 a wrong call or se
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from homing import __version__
 from homing.cli import chaos, doctor, mails, prove, run
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
@@ -19,12 +21,26 @@ ENV_PREFIX = "HOMING"
 
 app = typer.Typer(
     name="homing",
-    help="Homing delivers outbound messages, emails and signed webhooks, and proves it.",
+    invoke_without_command=True,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def homing(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True)
+    ] = False,
+) -> None:
+    """Homing delivers outbound messages and proves it."""
+    if version:
+        typer.echo(f"homing {__version__}")
+        raise typer.Exit
+
+
 run.add_to(app)
 mails.add_to(app)
 doctor.add_to(app)

@@ -173,18 +173,24 @@ def _act(
         raise InvalidRequest(
             f"mails that are {state} cannot be used with {verb}: only {', '.join(_FROM_STATES[verb])}"
         )
-    done = run_async(_act_on(verb, settings, ids or [], state, dry_run=dry_run, yes=yes))
+    if state and not (dry_run or yes):
+        # Asked outside of the event loop, which would keep Ctrl-C from a question.
+        total = run_async(_status(settings))[0][state]
+        typer.confirm(
+            f"{verb} {_mails(total)} that {'is' if total == 1 else 'are'} {state}?", abort=True, err=True
+        )
+    done = run_async(_act_on(verb, settings, ids or [], state, dry_run=dry_run))
     if json:
         print_json({"dryRun": dry_run, verb: done})
     else:
-        print_table(
-            f"{verb}: {done:,} {'mail' if done == 1 else 'mails'}{' would be changed' if dry_run else ''}"
-        )
+        print_table(f"{verb}: {_mails(done)}{' would be changed' if dry_run else ''}")
 
 
-async def _act_on(
-    verb: str, settings: Settings, ids: list[str], state: str | None, *, dry_run: bool, yes: bool
-) -> int:
+def _mails(count: int) -> str:
+    return f"{count:,} {'mail' if count == 1 else 'mails'}"
+
+
+async def _act_on(verb: str, settings: Settings, ids: list[str], state: str | None, *, dry_run: bool) -> int:
     from homing.app import opened
     from homing.lanes.mail_outbox.view import row_number
 
@@ -194,8 +200,6 @@ async def _act_on(
         total = (await homing.outbox.counts())[state]
         if dry_run or not total:
             return total
-        if not yes:
-            typer.confirm(f"{verb} {total:,} mails that are {state}?", abort=True, err=True)
         return await _act_on_state(verb, homing.outbox, state, total)
 
 

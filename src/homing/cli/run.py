@@ -156,7 +156,8 @@ def _tell_ready(address: str, settings: Settings, *, api: bool) -> None:
         _out.print("[bold]Homing[/] is working on mail_outbox.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
     _out.print(
-        f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C", style="dim"
+        f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C (twice: now)",
+        style="dim",
     )
 
 

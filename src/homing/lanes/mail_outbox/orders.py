@@ -27,6 +27,8 @@ _MOST_RECIPIENTS = 1000
 #: The escape of a NUL, as against the text of one after a backslash of its own.
 _NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
+#: What the sender calls a field, and what the API does.
+_JSON_NAMES = {"unsubscribe_url": "unsubscribeUrl", "reply_to": "replyTo"}
 _SOME_DATE = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -167,7 +169,8 @@ def _check_content(request: MailRequest) -> None:
     try:
         assemble(_draft(request))
     except Unassemblable as error:
-        raise InvalidRequest(f"{error.field}: {error}", error.field) from None
+        field = _JSON_NAMES.get(error.field, error.field)
+        raise InvalidRequest(f"{field}: {error.reason}", field) from None
 
 
 def _draft(request: MailRequest) -> MailMessage:

@@ -122,7 +122,7 @@ async def run_mail(
 
 async def _make_tables(database_url: str) -> None:
     settings = load_settings({"database_url": database_url, "mail_url": "memory://"}, environ={})
-    async with opened(settings) as homing:
+    async with opened(settings, makes_file=True) as homing:
         await homing.migrate()
 
 
