@@ -173,7 +173,7 @@ def _request(number: int) -> bytes:
     mail = sample_mail(number)
     body = msgspec.json.encode({"to": mail.to, "subject": mail.subject, "text": mail.text})
     head = (
-        "POST /api/mail HTTP/1.1\r\nHost: bench.example\r\nContent-Type: application/json\r\nContent-Length: "
+        "POST /api/mail HTTP/1.1\r\nhost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
     )
     return f"{head}{len(body)}\r\n\r\n".encode() + body
 
