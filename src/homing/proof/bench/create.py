@@ -172,9 +172,7 @@ class _Client(asyncio.Protocol):
 def _request(number: int) -> bytes:
     mail = sample_mail(number)
     body = msgspec.json.encode({"to": mail.to, "subject": mail.subject, "text": mail.text})
-    head = (
-        "POST /api/mail HTTP/1.1\r\nhost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
-    )
+    head = "POST /api/mail HTTP/1.1\r\nhost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
     return f"{head}{len(body)}\r\n\r\n".encode() + body
 
 
