@@ -115,6 +115,17 @@ async def test_a_settlement_takes_effect_once(lane: Bench) -> None:
     assert (await lane.row(claim.id))["status"] == "sent"
 
 
+async def test_a_settlement_whose_answer_was_lost_is_confirmed_and_no_other(lane: Bench) -> None:
+    settled, held, lost = await lane.insert(3)
+    claims = {claim.id: claim for claim in await lane.outbox.claim(3)}
+    await lane.outbox.settle([(claims[settled], Complete())])
+    await lane.age(lost, 1000)
+    assert await lane.outbox.rescue(10) == 1
+    assert await lane.outbox.confirm(list(claims.values())) == {settled}
+    assert (await lane.row(held))["status"] == "dispatching"
+    assert (await lane.row(lost))["status"] == "queued", "rescued, and not by a settlement of ours"
+
+
 async def test_a_stale_owner_is_refused_everything(lane: Bench) -> None:
     """Its lease ended and another took the row: nothing it says touches it any more."""
     (id,) = await lane.insert()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.senders.peers import mail, sender_to
 
@@ -125,3 +127,29 @@ async def test_an_unknown_outcome_makes_no_double() -> None:
         await both.close()
         assert result.unknown
         assert (len(first.mails), len(second.mails)) == (1, 0)
+
+
+class Silent(MemorySender):
+    """A relay that is out and does not even say so."""
+
+    def __init__(self) -> None:
+        super().__init__("silent")
+        self.is_available = False
+        self.asked = 0
+
+    async def available(self) -> bool:
+        self.asked += 1
+        await asyncio.Event().wait()
+        return False
+
+
+async def test_a_silent_relay_holds_nobody_up() -> None:
+    silent, healthy = Silent(), MemorySender("healthy")
+    failover = FailoverSender([silent, healthy])
+    async with asyncio.timeout(1):
+        assert await failover.available()
+        result = await failover.send(mail("ann@example.org"))
+        assert (result.status, result.provider) == ("sent", "healthy")
+        await asyncio.sleep(0)
+        assert silent.asked == 1, "it is asked beside, once"
+        await failover.close()
