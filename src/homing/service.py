@@ -6,8 +6,10 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from homing.app import Homing
+from homing.errors import HomingError
 from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
 
 #: Seconds that a stop waits for a claim that is under way; its rows are rescued when it comes later.
@@ -58,33 +60,39 @@ async def _until_asked(stop: Stop, working: asyncio.Task[None] | None) -> None:
 async def drain_once(homing: Homing, stop: Stop) -> int:
     """Deliver what is due, and end: `homing work --once`."""
     await homing.maintenance.once()
-    worker = homing.worker()
-    drained = asyncio.create_task(worker.drain())
-    asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({drained, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if not drained.done():
-        worker.stop()
-        await _drain(homing, stop)
-        # A claim that was under way when the stop came may have brought more.
-        await asyncio.wait({drained}, timeout=_LAST_CLAIM)
-        await _drain(homing, stop)
-        drained.cancel()
-    return drained.result() if drained.done() and not drained.cancelled() else 0
+    drained = asyncio.create_task(homing.worker().drain())
+    await _until_done_or_asked(homing, stop, drained)
+    return drained.result() if drained.done() else 0
 
 
 async def dispatch_once(homing: Homing, stop: Stop, request: DispatchRequest) -> DispatchReply:
     """One batch to its end: `homing dispatch`. Whoever runs only this is rescued by nobody else."""
     if not request.dry_run:
         await homing.maintenance.once()
-    dispatching = asyncio.create_task(homing.dispatching(request))
+    dispatched = asyncio.create_task(homing.dispatching(request))
+    await _until_done_or_asked(homing, stop, dispatched)
+    if not dispatched.done():
+        raise HomingError(
+            "stopped before the database had answered; what it claimed is rescued after its lease"
+        )
+    return dispatched.result()
+
+
+async def _until_done_or_asked(homing: Homing, stop: Stop, work: asyncio.Task[Any]) -> None:
+    """Let work end by itself; when a stop comes first, finish or give back what it holds."""
     asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({dispatching, asked}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
+    if work.done():
+        return
     homing.deliverer.claim_no_more()
     await _drain(homing, stop)
-    # What was given back has an end too, so the reply comes.
-    return await dispatching
+    # A claim that was under way when the stop came may have brought more.
+    await asyncio.wait({work}, timeout=_LAST_CLAIM)
+    await _drain(homing, stop)
+    # What was given back has an end too, so the work comes to its own unless the database is silent.
+    await asyncio.wait({work}, timeout=_LAST_CLAIM)
+    work.cancel()
 
 
 async def _drain(homing: Homing, stop: Stop) -> None:

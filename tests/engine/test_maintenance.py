@@ -91,3 +91,29 @@ async def test_a_rescue_is_late_by_no_more_than_a_fifth_of_the_lease(sqlite_url:
         assert opened.homing.maintenance.interval == 1.0
     async with bench(sqlite_url, dispatch_lease_seconds=3600.0) as opened:
         assert opened.homing.maintenance.interval == 5.0
+
+
+async def test_a_round_that_crashes_does_not_end_the_rounds(sqlite_url: str) -> None:
+    """A bug, or a row that cannot be read, must not keep all others from being rescued for ever."""
+    async with bench(sqlite_url, dispatch_lease_seconds=1.0) as opened:
+        (lost,) = await opened.insert()
+        await opened.outbox.claim(1)
+        await opened.age(lost, 1000)
+        log = LogLines()
+        maintenance = maintenance_of(opened, log)
+        rescue, calls = opened.outbox.rescue, 0
+
+        async def stumble(limit: int) -> int:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise ZeroDivisionError("a secret")
+            return await rescue(limit)
+
+        opened.outbox.rescue = stumble  # type: ignore[method-assign]
+        running = asyncio.create_task(maintenance.run())
+        await until(lambda: bool(log.all("lease.rescued")))
+        running.cancel()
+        assert (await opened.row(lost))["status"] == "queued"
+        assert len(log.all("maintenance.crashed")) == 1
+        assert "a secret" not in log.text

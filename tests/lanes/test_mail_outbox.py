@@ -19,7 +19,7 @@ from tests.senders.peers import AiosmtpdPeer, aiosmtpd_peer
 
 from homing.db import instant, iso
 from homing.engine.model import Bury, Complete, Failure, RetryIn
-from homing.errors import Refused
+from homing.errors import Refused, Unreachable
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, drop, reply
 
 
@@ -541,3 +541,23 @@ async def test_metrics_count_what_happened(lane: Bench) -> None:
     assert value("homing_claimed_total", {"lane": "mail_outbox"}) == 3
     assert value("homing_attempt_duration_seconds_count", {"lane": "mail_outbox"}) == 3
     assert value("homing_oldest_due_age_seconds", {"lane": "mail_outbox"}) == 0
+
+
+@pytest.mark.clause("OUT-06")
+async def test_our_own_database_being_away_costs_a_mail_nothing(database_url: str, sink: SmtpSink) -> None:
+    """Files are read in the attempt; that they cannot be read then is no failure of the mail."""
+    async with bench(database_url, mail_url=sink.url) as lane:
+        (id,) = await lane.insert(attachments=json.dumps([{"filename": "a", "content": "aGVsbG8="}]))
+        read = lane.outbox.attachments
+
+        async def away(id: int) -> str | None:
+            raise Unreachable("gone")
+
+        lane.outbox.attachments = away  # type: ignore[method-assign]
+        await lane.deliver()
+        row = await lane.row(id)
+        assert (row["status"], row["retry_count"], row["defer_count"]) == ("queued", 0, 1)
+        lane.outbox.attachments = read  # type: ignore[method-assign]
+        await lane.age(id, 1000)
+        await lane.deliver()
+        assert (await lane.row(id))["status"] == "sent"

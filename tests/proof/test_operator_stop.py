@@ -170,6 +170,18 @@ async def test_stop_of_a_single_pass_leaves_nothing_behind(database_url: str, tm
         assert sum(here.copies().values()) == states["sent", 0] < 200
 
 
+async def test_stop_of_one_batch_leaves_nothing_behind(database_url: str, tmp_path: Path) -> None:
+    """`homing dispatch`, as a cron line runs it: nobody else would ever rescue its rows."""
+    settings = {"homing_mail_connections": 2}
+    async with site(database_url, tmp_path, mails=100, delay=0.1, **settings) as here:
+        process = here.start("dispatch", "--batch-size", "100")
+        await here.until_taken(5)
+        assert await stop(process, signal.SIGTERM, within=30) == 0
+        states = await here.states()
+        assert set(states) == {("sent", 0), ("queued", 0)}
+        assert sum(here.copies().values()) == states["sent", 0] < 100
+
+
 async def owners_of(table: MailTable) -> set[str]:
     return {held.owner for held in await table.held()}
 

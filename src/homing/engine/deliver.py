@@ -132,6 +132,9 @@ class Deliverer:
         """What happened. An exception is a bug of ours, and costs an attempt: it cannot go on for ever."""
         try:
             return await self.lane.attempt(claim)
+        except DatabaseError as error:
+            # Our own database was away: that says nothing of the message, and costs it nothing.
+            return Retry(Failure("database_error", str(error)), charged=False)
         except Exception as bug:  # noqa: BLE001 - the one place between a bug and the loop
             self._telemetry.crashed("delivery.crashed", bug, lane=self.lane.name, id=claim.id)
             return Retry(Failure("internal_error", type(bug).__name__))

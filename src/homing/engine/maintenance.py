@@ -80,3 +80,5 @@ class Maintenance:
             if isinstance(error, Unreachable):
                 self._rescue_from = self._monotonic() + _AFTER_AN_OUTAGE
             self._telemetry.log.warning("maintenance.failed", lane=self._lane.name, error=str(error))
+        except Exception as bug:  # noqa: BLE001 - a row that we cannot read must not end the rescue of all others
+            self._telemetry.crashed("maintenance.crashed", bug, lane=self._lane.name)
