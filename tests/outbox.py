@@ -50,7 +50,7 @@ class Bench:
 
     @property
     def deliverer(self) -> Deliverer:
-        return self.homing.deliverer
+        return self.homing.mail.deliverer
 
     @property
     def sender(self) -> MemorySender:
@@ -117,5 +117,5 @@ async def bench(database_url: str, **settings: Any) -> AsyncIterator[Bench]:
         await homing.migrate()
         yield Bench(homing, log)
     finally:
-        await homing.deliverer.drain(5)
+        await homing.mail.deliverer.drain(5)
         await homing.close()

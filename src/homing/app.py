@@ -5,39 +5,47 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.db import connect
 from homing.db.migrate import Migration, check, load_migrations, migrate
-from homing.engine.deliver import Deliverer
-from homing.engine.maintenance import Maintenance
 from homing.engine.policy import Exponential, Policy
-from homing.engine.worker import Worker
 from homing.errors import SettingsError
-from homing.lanes.mail_outbox.backlog import Backlog
+from homing.lanes.dispatch_jobs.credentials.store import Credentials
+from homing.lanes.dispatch_jobs.jobs import CHANNEL as JOBS_CHANNEL
+from homing.lanes.dispatch_jobs.jobs import Breaking, DispatchJobs
+from homing.lanes.dispatch_jobs.lane import DispatchJobsLane, Strategies
+from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.mail_outbox.dispatching import Dispatching
 from homing.lanes.mail_outbox.lane import MailOutboxLane, transition
-from homing.lanes.mail_outbox.outbox import CHANNEL, MailOutbox
+from homing.lanes.mail_outbox.outbox import CHANNEL as MAIL_CHANNEL
+from homing.lanes.mail_outbox.outbox import MailOutbox
+from homing.lines import Line
 from homing.senders.addresses import InvalidAddress, parse_address
 from homing.senders.caught_mail import Shelf
+from homing.senders.egress import EgressGuard, parse_networks
 from homing.senders.open import open_sender
 from homing.senders.templates import Templates
-from homing.settings import Settings
+from homing.senders.webhook import WebhookSender
+from homing.settings import Settings, is_loopback
 from homing.telemetry import Telemetry, make_logger
+from homing.vault import open_vault
 
 if TYPE_CHECKING:
     from litestar import Litestar
 
 #: In the order in which their migrations are applied.
-MIGRATED = ("homing.senders.caught_mail", "homing.lanes.mail_outbox")
-LANES = ("mail_outbox",)
+MIGRATED = ("homing.senders.caught_mail", "homing.lanes.mail_outbox", "homing.lanes.dispatch_jobs")
+LANES = ("mail_outbox", "dispatch_jobs")
 
 #: Attempts under way per connection: one that is sent, one whose envelope goes along, two being composed.
 _ATTEMPTS_PER_CONNECTION = 4
+_LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
 class Homing:
@@ -49,17 +57,22 @@ class Homing:
         self.settings = settings
         self.telemetry = telemetry or make_telemetry(settings)
         self.database = connect(settings.database_url, makes_file=makes_file)
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._compose_mail(settings)
+        self._compose_webhooks(settings)
+
+    def _compose_mail(self, settings: Settings) -> None:
         self.shelf = Shelf(self.database)
         _check_sender(settings.mail_from)
         self.sender = open_sender(settings.mail_url, self.database, connections=settings.mail_connections)
         self.outbox = MailOutbox(
             self.database,
             transition,
-            owner=f"{socket.gethostname()}:{os.getpid()}",
+            owner=self._owner,
             lease_seconds=settings.dispatch_lease_seconds,
             max_attempts=settings.dispatch_max_attempts,
         )
-        self.lane = MailOutboxLane(
+        lane = MailOutboxLane(
             self.outbox,
             self.sender,
             Templates(Path(settings.template_dir), default_locale=settings.default_locale),
@@ -67,15 +80,61 @@ class Homing:
             lease_seconds=settings.dispatch_lease_seconds,
             default_sender=settings.mail_from,
         )
-        self.deliverer = Deliverer(
-            self.lane,
-            self.telemetry,
-            concurrency=settings.mail_connections * _ATTEMPTS_PER_CONNECTION,
-            slots=settings.mail_batch,
+        concurrency = settings.mail_connections * _ATTEMPTS_PER_CONNECTION
+        self.mail = self._line(lane, self.outbox, MAIL_CHANNEL, concurrency, settings.mail_batch)
+        self.dispatching = Dispatching(
+            self.mail.deliverer,
+            self.outbox,
+            max_attempts=settings.dispatch_max_attempts,
+            calls_per_minute=settings.dispatch_rate_limit_per_minute,
         )
-        self.maintenance = Maintenance(self.lane, self.telemetry)
-        self.dispatching = Dispatching(self.deliverer, self.outbox, settings.dispatch_rate_limit_per_minute)
-        self.backlog = Backlog(self.outbox, self.telemetry)
+
+    def _compose_webhooks(self, settings: Settings) -> None:
+        self.egress = egress_guard(settings)
+        self.webhook_sender = WebhookSender(
+            self.egress, connections=settings.jobs_batch, connections_per_host=settings.jobs_batch
+        )
+        targets = Targets(slots=settings.jobs_batch, connections=settings.jobs_connections_per_target)
+        self.jobs = DispatchJobs(
+            self.database,
+            targets,
+            owner=self._owner,
+            lease_seconds=settings.jobs_lease_seconds,
+            breaking=Breaking(
+                settings.jobs_breaker_failures,
+                settings.jobs_breaker_seconds,
+                settings.jobs_breaker_max_seconds,
+            ),
+            opened=self.telemetry.breaker_opened,
+        )
+        lane = DispatchJobsLane(
+            self.jobs,
+            targets,
+            lambda id: self.credentials.get(id),
+            self.webhook_sender,
+            strategies=Strategies(settings.jobs_backoff_base_seconds, settings.jobs_backoff_max_seconds),
+            lease_seconds=settings.jobs_lease_seconds,
+            timeout_seconds=settings.jobs_timeout_seconds,
+            reject_4xx=settings.reject_4xx,
+        )
+        # All that is held is under way or waits for its turn at its target: none waits behind another target.
+        slots = settings.jobs_batch
+        self.webhooks = self._line(lane, self.jobs, JOBS_CHANNEL, slots, slots)
+
+    def _line(self, lane: Any, rows: Any, channel: str, concurrency: int, slots: int) -> Line:
+        return Line(
+            lane, rows, self.database, self.telemetry, channel=channel, concurrency=concurrency, slots=slots
+        )
+
+    @property
+    def lines(self) -> dict[str, Line]:
+        return {line.lane.name: line for line in (self.mail, self.webhooks)}
+
+    @cached_property
+    def credentials(self) -> Credentials:
+        """Made when it is first asked for: who sends no webhooks needs no key."""
+        vault = open_vault(self.settings.encryption_key, self.settings.database_url)
+        return Credentials(self.database, vault, header_prefix=self.settings.jobs_header_prefix)
 
     @property
     def migrations(self) -> list[Migration]:
@@ -87,15 +146,6 @@ class Homing:
     async def require_schema(self) -> None:
         """Raise unless the database can be reached and has the tables of this version."""
         (await check(self.database, self.migrations)).require_none()
-
-    def worker(self) -> Worker:
-        if self.database.dialect == "sqlite":
-            # Its thread asks for the interpreter's lock with every row it reads, and may wait this long for
-            # it. Measured: a tenth of the usual interval delivers an eighth more mails; less costs again.
-            sys.setswitchinterval(0.0005)
-        worker = Worker(self.deliverer, self.telemetry)
-        self.database.listen(CHANNEL, worker.wake)
-        return worker
 
     def asgi(self) -> Litestar:
         """The API and the page. Imported late: a worker or a look at the status needs no web framework."""
@@ -110,7 +160,7 @@ class Homing:
                 "dispatching": self.dispatching,
                 "mail_orders": MailOrders(self.outbox, self.telemetry),
                 "outbox": self.outbox,
-                "backlog": self.backlog,
+                "backlog": self.mail.backlog,
                 "shelf": self.shelf,
                 "provider": self.sender.name,
                 **self._health(),
@@ -129,11 +179,16 @@ class Homing:
         return {
             "telemetry": self.telemetry,
             "check_ready": self.require_schema,
-            "refresh_gauges": self.backlog.refresh,
+            "refresh_gauges": self._refresh_gauges,
         }
+
+    async def _refresh_gauges(self) -> None:
+        for line in self.lines.values():
+            await line.backlog.refresh()
 
     async def close(self) -> None:
         await self.sender.close()
+        await self.webhook_sender.close()
         await self.database.close()
 
 
@@ -144,6 +199,13 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
         homing = Homing(settings, makes_file=makes_file)
         stack.push_async_callback(homing.close)
         yield homing
+
+
+def egress_guard(settings: Settings) -> EgressGuard:
+    """Who serves only loopback is trying things out: loopback targets and plain http are allowed then."""
+    local = is_loopback(settings.host)
+    allowed = parse_networks(settings.egress_allow)
+    return EgressGuard([*allowed, *(_LOOPBACK if local else ())], allow_http=settings.allow_http or local)
 
 
 def _check_sender(mail_from: str) -> None:

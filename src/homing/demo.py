@@ -13,7 +13,7 @@ from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any
 
-from homing.app import Homing, opened
+from homing.app import LANES, Homing, opened
 from homing.lanes.mail_outbox.mail import NewMail
 from homing.lanes.mail_outbox.outbox import new_token
 from homing.senders.caught_mail import CaughtMail
@@ -47,7 +47,7 @@ async def run_demo(
     with tempfile.TemporaryDirectory(prefix="homing-demo-") as folder:
         async with SmtpSink(faults=_FAULTS, seed=secrets.randbits(30), on_mail=accepted.put_nowait) as relay:
             settings = _settings(flags, environ, Path(folder), relay.url)
-            require_loopback(settings.host)
+            require_loopback(settings)
             async with opened(settings, makes_file=True) as homing:
                 await homing.migrate()
                 await _run(homing, accepted, rate=rate, seconds=seconds, tell=tell)
@@ -104,7 +104,7 @@ async def _run(
         asyncio.create_task(_report(homing, tell)),
     ]
     try:
-        await run(homing, stop, api=True, work=True, ready=lambda address: _welcome(address, tell))
+        await run(homing, stop, api=True, work=LANES, ready=lambda address: _welcome(address, tell))
     finally:
         for task in helpers:
             task.cancel()

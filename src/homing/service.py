@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from homing.app import Homing
 from homing.errors import HomingError
 from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
+from homing.lines import Line
 
 #: Seconds that a stop waits for a claim that is under way; its rows are rescued when it comes later.
 _LAST_CLAIM = 5.0
@@ -32,45 +33,53 @@ class Stop:
         (self.insisted if self.asked.is_set() else self.asked).set()
 
 
-async def run(homing: Homing, stop: Stop, *, api: bool, work: bool, ready: Callable[[str], None]) -> None:
-    """Serve and work until stopped; then finish what has begun within the grace time."""
-    async with _serving(homing, api=api) as address, _maintaining(homing):
-        worker = homing.worker() if work else None
-        working = asyncio.create_task(worker.run()) if worker else None
+async def run(
+    homing: Homing, stop: Stop, *, api: bool, work: Iterable[str], ready: Callable[[str], None]
+) -> None:
+    """Serve and work on some lanes until stopped; then finish what has begun within the grace time."""
+    lines = list(homing.lines.values())
+    async with _serving(homing, api=api) as address, _maintaining(lines):
+        workers = [homing.lines[lane].worker() for lane in work]
+        working = {asyncio.create_task(worker.run()) for worker in workers}
         ready(address)
         await _until_asked(stop, working)
         homing.telemetry.log.info("service.stopping", grace_seconds=homing.settings.grace_seconds)
-        homing.deliverer.claim_no_more()
-        if worker and working:
+        for line in lines:
+            line.deliverer.claim_no_more()
+        for worker in workers:
             worker.stop()
-            await asyncio.wait({working}, timeout=_LAST_CLAIM)
-        await _drain(homing, stop)
+        if working:
+            await asyncio.wait(working, timeout=_LAST_CLAIM)
+        await _drain(homing, lines, stop)
     homing.telemetry.log.info("service.stopped")
-    if working and not working.cancel():
-        working.result()
+    for task in working:
+        if not task.cancel():
+            task.result()
 
 
-async def _until_asked(stop: Stop, working: asyncio.Task[None] | None) -> None:
-    """Also when the worker has ended by a bug: a process that claims no more must not look alive."""
+async def _until_asked(stop: Stop, working: set[asyncio.Task[None]]) -> None:
+    """Also when a worker has ended by a bug: a process that claims no more must not look alive."""
     asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({asked, working} if working else {asked}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({asked, *working}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
 
 
-async def drain_once(homing: Homing, stop: Stop) -> int:
+async def drain_once(homing: Homing, stop: Stop, lanes: Iterable[str]) -> int:
     """Deliver what is due, and end: `homing work --once`."""
-    await homing.maintenance.once()
-    drained = asyncio.create_task(homing.worker().drain())
-    await _until_done_or_asked(homing, stop, drained)
-    return drained.result() if drained.done() else 0
+    lines = [homing.lines[lane] for lane in lanes]
+    for line in lines:
+        await line.maintenance.once()
+    drained = asyncio.gather(*(line.worker().drain() for line in lines))
+    await _until_done_or_asked(homing, lines, stop, drained)
+    return sum(drained.result()) if drained.done() and not drained.cancelled() else 0
 
 
 async def dispatch_once(homing: Homing, stop: Stop, request: DispatchRequest) -> DispatchReply:
     """One batch to its end: `homing dispatch`. Whoever runs only this is rescued by nobody else."""
     if not request.dry_run:
-        await homing.maintenance.once()
+        await homing.mail.maintenance.once()
     dispatched = asyncio.create_task(homing.dispatching(request))
-    await _until_done_or_asked(homing, stop, dispatched)
+    await _until_done_or_asked(homing, [homing.mail], stop, dispatched)
     if not dispatched.done():
         raise HomingError(
             "stopped before the database had answered; what it claimed is rescued after its lease"
@@ -78,25 +87,28 @@ async def dispatch_once(homing: Homing, stop: Stop, request: DispatchRequest) ->
     return dispatched.result()
 
 
-async def _until_done_or_asked(homing: Homing, stop: Stop, work: asyncio.Task[Any]) -> None:
+async def _until_done_or_asked(
+    homing: Homing, lines: Sequence[Line], stop: Stop, work: asyncio.Future[Any]
+) -> None:
     """Let work end by itself; when a stop comes first, finish or give back what it holds."""
     asked = asyncio.create_task(stop.asked.wait())
     await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if work.done():
         return
-    homing.deliverer.claim_no_more()
-    await _drain(homing, stop)
+    for line in lines:
+        line.deliverer.claim_no_more()
+    await _drain(homing, lines, stop)
     # A claim that was under way when the stop came may have brought more.
     await asyncio.wait({work}, timeout=_LAST_CLAIM)
-    await _drain(homing, stop)
+    await _drain(homing, lines, stop)
     # What was given back has an end too, so the work comes to its own unless the database is silent.
     await asyncio.wait({work}, timeout=_LAST_CLAIM)
     work.cancel()
 
 
-async def _drain(homing: Homing, stop: Stop) -> None:
-    draining = asyncio.create_task(homing.deliverer.drain(homing.settings.grace_seconds))
+async def _drain(homing: Homing, lines: Sequence[Line], stop: Stop) -> None:
+    draining = asyncio.ensure_future(_drain_all(lines, homing.settings.grace_seconds))
     insisted = asyncio.create_task(stop.insisted.wait())
     await asyncio.wait({draining, insisted}, return_when=asyncio.FIRST_COMPLETED)
     insisted.cancel()
@@ -105,18 +117,23 @@ async def _drain(homing: Homing, stop: Stop) -> None:
         draining.cancel()
         with suppress(asyncio.CancelledError):
             await draining
-        await homing.deliverer.drain(0)
+        await _drain_all(lines, 0)
+
+
+async def _drain_all(lines: Sequence[Line], grace: float) -> None:
+    await asyncio.gather(*(line.deliverer.drain(grace) for line in lines))
 
 
 @asynccontextmanager
-async def _maintaining(homing: Homing) -> AsyncIterator[None]:
-    task = asyncio.create_task(homing.maintenance.run())
+async def _maintaining(lines: Sequence[Line]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(line.maintenance.run()) for line in lines]
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 @asynccontextmanager

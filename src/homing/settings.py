@@ -95,10 +95,43 @@ class Settings(BaseModel):
         json_schema_extra={"secret": True},
     )
     jobs_backoff_base_seconds: float = Field(
-        30.0, gt=0, le=86400, description="For a lane to come: first wait of a dispatch job's retry."
+        30.0, gt=0, le=86400, description="The first wait of a job's retry; retryStrategy says how it grows."
     )
     jobs_backoff_max_seconds: float = Field(
-        3600.0, gt=0, le=2592000, description="For a lane to come: its longest wait."
+        3600.0, gt=0, le=2592000, description="The longest wait of the strategy exponential, before jitter."
+    )
+    jobs_timeout_seconds: float = Field(
+        30.0,
+        ge=0.1,
+        le=300.0,
+        description="Seconds for one webhook, from name lookup to the last byte; a job may say otherwise.",
+    )
+    jobs_lease_seconds: float = Field(
+        60.0, ge=1.0, le=3600.0, description="A job whose worker died is due again after this time."
+    )
+    jobs_batch: int = Field(1000, ge=2, le=10000, description="Jobs that one process holds claimed at once.")
+    jobs_connections_per_target: int = Field(
+        100, ge=1, le=10000, description="Webhooks that one process sends to one target at once."
+    )
+    jobs_breaker_failures: int = Field(
+        10, ge=1, le=100000, description="Failures in a row after which a target is left alone for a while."
+    )
+    jobs_breaker_seconds: float = Field(
+        5.0, gt=0, le=86400, description="For how long at first; it doubles with each failed probe."
+    )
+    jobs_breaker_max_seconds: float = Field(300.0, gt=0, le=86400, description="For how long at most.")
+    jobs_header_prefix: str = Field(
+        "X-FLOWCATALYST",
+        pattern=r"^[A-Za-z0-9-]{1,50}$",
+        description="How the specification's signature headers begin.",
+    )
+    jobs_dead_letter_url: str | None = Field(
+        None,
+        description="A webhook that is told of each job that ends in ERROR.",
+        json_schema_extra={"secret": True},
+    )
+    reject_4xx: bool = Field(
+        False, description="Whether a 4xx ends a job at once (408, 425 and 429 never do)."
     )
 
     host: str = Field("127.0.0.1", description="The address that the API listens on.")
@@ -115,13 +148,14 @@ class Settings(BaseModel):
     )
     encryption_key: str | None = Field(
         None,
-        description="For a lane to come: base64, 32 bytes; several, newest first, by commas.",
+        description="Seals credentials: base64 of 32 bytes (openssl rand -base64 32); several, newest first, "
+        "by commas. Without one, on loopback, homing.key beside the database is made and used.",
         json_schema_extra={"secret": True},
     )
-    egress_allow: str = Field(
-        "", description="For a lane to come: private networks (CIDRs, by commas) that webhooks may reach."
+    egress_allow: str = Field("", description="Private networks (CIDRs, by commas) that webhooks may reach.")
+    allow_http: bool = Field(
+        False, description="Whether webhooks may go to plain http; on loopback they always may."
     )
-    allow_http: bool = Field(False, description="For a lane to come: whether webhooks may go to plain http.")
 
     grace_seconds: float = Field(
         30.0, ge=0.0, le=3600.0, description="How long a stop waits for attempts that have begun."
@@ -248,13 +282,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def require_loopback(host: str) -> None:
+def require_loopback(settings: Settings) -> None:
     """There are no access keys yet, so whoever reaches the port may do everything."""
-    if not is_loopback(host):
+    if is_loopback(settings.host):
+        return
+    if settings.encryption_key is None:
         raise SettingsError(
-            f"HOMING_HOST={host} is not a loopback address: this version has no access keys, so it serves "
-            "only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
+            f"HOMING_HOST={settings.host} is not a loopback address, and HOMING_ENCRYPTION_KEY is not set: "
+            "secrets would be sealed with a key that lies beside them; make one: `openssl rand -base64 32`"
         )
+    raise SettingsError(
+        f"HOMING_HOST={settings.host} is not a loopback address: this version has no access keys, so it "
+        "serves only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
+    )
 
 
 def default_config() -> str:

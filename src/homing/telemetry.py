@@ -89,6 +89,11 @@ class Telemetry:
             "homing_swept_total", "Rows ended without an attempt.", ["lane", "state"], registry=registry
         )
         self._enqueued = Counter("homing_enqueued_total", "Rows put in by us.", ["lane"], registry=registry)
+        self._breakers = Counter(
+            "homing_breaker_openings_total",
+            "Targets left alone because they kept failing.",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "homing_in_flight", "Claims held by this process.", ["lane"], registry=registry
         )
@@ -141,6 +146,10 @@ class Telemetry:
         for state, count in ended.items():
             self._swept.labels(lane, state).inc(count)
         self.log.info("lane.swept", lane=lane, **ended)
+
+    def breaker_opened(self, target: str) -> None:
+        self._breakers.inc()
+        self.log.warning("breaker.opened", target=target)
 
     def enqueued(self, lane: str, count: int) -> None:
         self._enqueued.labels(lane).inc(count)

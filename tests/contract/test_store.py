@@ -197,7 +197,7 @@ async def test_the_fourth_rescue_costs_an_attempt(lane: Bench) -> None:
     for rescues in range(1, 5):
         (claim,) = await lane.outbox.claim(1)
         await lane.age(id, 1000)
-        await lane.homing.maintenance.rescue()
+        await lane.homing.mail.maintenance.rescue()
         row = await lane.row(id)
         assert (row["rescue_count"], row["retry_count"], row["status"]) == (
             rescues,
@@ -216,7 +216,7 @@ async def test_a_row_that_kills_its_workers_ends(lane: Bench) -> None:
         await lane.age(id, 100_000)
         await lane.outbox.claim(1)
         await lane.age(id, 100_000)
-        await lane.homing.maintenance.rescue()
+        await lane.homing.mail.maintenance.rescue()
     row = await lane.row(id)
     assert (row["status"], row["retry_count"]) == ("failed", 5)
 
@@ -230,7 +230,7 @@ async def test_maintenance_ends_rows_beyond_a_lowered_limit(database_url: str) -
         )
         await before.sql("UPDATE mail_outbox SET retry_count = 1 WHERE id = :id RETURNING id", id=under)
     async with bench(database_url, dispatch_max_attempts=3) as lowered:
-        await lowered.homing.maintenance.once()
+        await lowered.homing.mail.maintenance.once()
         assert (await lowered.row(over))["status"] == "failed"
         assert (await lowered.row(over))["last_error"] == "x"
         assert (await lowered.row(under))["status"] == "queued"
@@ -244,7 +244,7 @@ async def test_maintenance_ends_what_has_expired(lane: Bench) -> None:
         await lane.sql(
             f"UPDATE mail_outbox SET expires_at = :t{cast} WHERE id = :id RETURNING id", t=moment, id=id
         )
-    await lane.homing.maintenance.once()
+    await lane.homing.mail.maintenance.once()
     states = [(await lane.row(id))["status"] for id in (past, future, never)]
     assert states == ["expired", "queued", "queued"]
     assert (await lane.row(past))["retry_count"] == 0

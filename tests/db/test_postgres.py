@@ -245,7 +245,7 @@ async def test_a_claim_whose_reply_is_lost_is_rescued(proxy: TcpProxy, postgres_
         assert await opened.outbox.claim(10) == []
         for one in ids:
             await opened.age(one, 1000)
-        await opened.homing.maintenance.once()
+        await opened.homing.mail.maintenance.once()
         assert len(await opened.deliver()) == 3
         rows = [await opened.row(one) for one in ids]
         assert [(row["status"], row["retry_count"], row["rescue_count"]) for row in rows] == [

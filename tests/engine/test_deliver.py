@@ -100,6 +100,9 @@ class ScriptedLane:
     lease_seconds = LEASE
     policy = Policy(5, Exponential(1, 10, 0.0))
 
+    def policy_of(self, _claim: Claim[Any]) -> Policy:
+        return self.policy
+
     def __init__(self, work: Callable[[Claim[str]], Awaitable[Outcome]]) -> None:
         self.store = ScriptedStore()
         self.started: list[int] = []

@@ -16,7 +16,7 @@ from homing.telemetry import Telemetry, make_logger
 
 def maintenance_of(opened: Bench, log: LogLines) -> Maintenance:
     telemetry = Telemetry(make_logger("json", 10, log.stream), CollectorRegistry())
-    return Maintenance(opened.homing.lane, telemetry)
+    return Maintenance(opened.homing.mail.lane, telemetry)
 
 
 @pytest.mark.clause("OUT-13")
@@ -26,7 +26,7 @@ async def test_many_processes_rescue_each_row_once(database_url: str) -> None:
         await opened.outbox.claim(30)
         for one in lost:
             await opened.age(one, 1000)
-        await asyncio.gather(*(opened.homing.maintenance.once() for _ in range(8)))
+        await asyncio.gather(*(opened.homing.mail.maintenance.once() for _ in range(8)))
         rows = [await opened.row(one) for one in lost]
         assert {(row["status"], row["rescue_count"], row["retry_count"]) for row in rows} == {
             ("queued", 1, 0)
@@ -40,7 +40,7 @@ async def test_many_processes_charge_a_lost_row_once(database_url: str) -> None:
         await opened.outbox.claim(1)
         await opened.sql("UPDATE mail_outbox SET rescue_count = 3 WHERE id = :id RETURNING id", id=lost)
         await opened.age(lost, 1000)
-        await asyncio.gather(*(opened.homing.maintenance.rescue() for _ in range(8)))
+        await asyncio.gather(*(opened.homing.mail.maintenance.rescue() for _ in range(8)))
         row = await opened.row(lost)
         assert (row["status"], row["rescue_count"], row["retry_count"]) == ("queued", 4, 1)
 
@@ -88,9 +88,9 @@ async def test_an_outage_is_logged_and_outlived(sqlite_url: str) -> None:
 
 async def test_a_rescue_is_late_by_no_more_than_a_fifth_of_the_lease(sqlite_url: str) -> None:
     async with bench(sqlite_url, dispatch_lease_seconds=5.0) as opened:
-        assert opened.homing.maintenance.interval == 1.0
+        assert opened.homing.mail.maintenance.interval == 1.0
     async with bench(sqlite_url, dispatch_lease_seconds=3600.0) as opened:
-        assert opened.homing.maintenance.interval == 5.0
+        assert opened.homing.mail.maintenance.interval == 5.0
 
 
 async def test_a_round_that_crashes_does_not_end_the_rounds(sqlite_url: str) -> None:

@@ -23,7 +23,7 @@ from homing.testing.components.postgres import PostgresServer
 
 @asynccontextmanager
 async def working(opened: Bench) -> AsyncIterator[Worker]:
-    worker = opened.homing.worker()
+    worker = opened.homing.mail.worker()
     running = asyncio.create_task(worker.run())
     try:
         yield worker
@@ -247,7 +247,7 @@ async def test_draining_delivers_everything_that_is_due_and_ends(sqlite_url: str
         await opened.insert(12)
         (later,) = await opened.insert()
         await opened.age(later, -3600)
-        worker = opened.homing.worker()
+        worker = opened.homing.mail.worker()
         assert await asyncio.wait_for(worker.drain(), 20) == 12
         assert await count(opened, "sent") == 12
         assert (await opened.row(later))["status"] == "queued"

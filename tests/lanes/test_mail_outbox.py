@@ -484,7 +484,7 @@ async def test_a_row_marked_by_the_specifications_own_sql_is_rescued_too(databas
                 "WHERE id = :id RETURNING id",
                 id=id,
             )
-        await lane.homing.maintenance.once()
+        await lane.homing.mail.maintenance.once()
         states = [(await lane.row(id))["status"] for id in (fresh, old, undated)]
         assert states == ["dispatching", "queued", "queued"]
 
@@ -533,7 +533,7 @@ async def test_one_log_line_per_attempt_and_no_address_in_it(database_url: str) 
 async def test_metrics_count_what_happened(lane: Bench) -> None:
     await lane.insert(3)
     await lane.deliver()
-    await lane.homing.backlog.refresh()
+    await lane.homing.mail.backlog.refresh()
     value = lane.homing.telemetry.registry.get_sample_value
     labels = {"lane": "mail_outbox", "outcome": "delivered", "error_code": ""}
     assert value("homing_attempts_total", labels) == 3

@@ -83,7 +83,7 @@ class OutboxMachine(RuleBasedStateMachine):
         super().__init__()
         self.opened = opened
         self.outbox = opened.bench.outbox
-        self.maintenance = opened.bench.homing.maintenance
+        self.maintenance = opened.bench.homing.mail.maintenance
         self.now = 0.0
         self.rows: dict[int, Row] = {}
         #: Every claim that was ever given out, the forgotten ones of dead workers too.

@@ -351,10 +351,13 @@ class SimulatedLane:
 
     def __init__(self, world: World, owner: str, policy: Policy) -> None:
         self.store = SimulatedStore(world, owner)
-        self.policy = policy
+        self._policy = policy
         self.lease_seconds = world.lease
         self._world = world
         self._owner = owner
+
+    def policy_of(self, _claim: Claim[int]) -> Policy:
+        return self._policy
 
     async def attempt(self, claim: Claim[int]) -> Outcome:
         world = self._world

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing import __version__
-from homing.cli import chaos, doctor, mails, prove, run
+from homing.cli import chaos, credentials, doctor, mails, prove, receiver, run
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
 ENV_PREFIX = "HOMING"
@@ -46,6 +46,8 @@ mails.add_to(app)
 doctor.add_to(app)
 prove.add_to(app)
 chaos.add_to(app)
+credentials.add_to(app)
+receiver.add_to(app)
 
 
 def main() -> None:

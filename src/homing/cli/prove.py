@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,12 @@ PostgresUrl = Annotated[
 ]
 Step = Callable[[str], None]
 
+
+class CreatingLane(StrEnum):
+    MAIL_OUTBOX = "mail_outbox"
+    DISPATCH_JOBS = "dispatch_jobs"
+
+
 #: Above this much load per core before we start, the results are rough.
 _QUIET_LOAD = 0.25
 QUICK_SIZES = [10_000, 1_000_000]
@@ -36,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
     bench = typer.Typer(
         no_args_is_help=True, help="Measure, and compare with the budgets. Exit 1 when one is missed."
     )
-    for command in (mail, scale, latency, memory, create):
+    for command in (mail, webhook, scale, latency, memory, create):
         bench.command()(command)
     app.add_typer(bench, name="bench")
 
@@ -55,6 +62,23 @@ def mail(
 
     with _steps(rounds * len(entrants_here()[0])) as step:
         _report(race(mails, rounds, step, postgres_url=postgres_url), show.mail_table, json=json)
+
+
+def webhook(
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=100, help="POSTs per round; each path gets its share of them.")
+    ] = 5000,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """A bare aiohttp loop, Homing, and peers that send the same webhooks: POSTs per second, in turns."""
+    from homing.proof.bench import show
+    from homing.proof.bench.race import entrants_here
+    from homing.proof.bench.webhook_race import ENTRANTS, webhook_race
+
+    with _steps(rounds * len(entrants_here(ENTRANTS)[0])) as step:
+        _report(webhook_race(jobs, rounds, step, postgres_url=postgres_url), show.webhook_table, json=json)
 
 
 def scale(
@@ -107,18 +131,22 @@ def memory(
 
 
 def create(
+    lane: Annotated[
+        list[CreatingLane] | None, typer.Option("--lane", help="One of them; else both, in turns.")
+    ] = None,
     requests: Annotated[int, typer.Option("--requests", min=100, help="Requests per round.")] = 20000,
     connections: Annotated[int, typer.Option("--connections", min=1, max=1000, help="Open at once.")] = 64,
     rounds: Rounds = 5,
     postgres_url: PostgresUrl = None,
     json: Json = False,
 ) -> None:
-    """POST /api/mail, against the same endpoint without a database."""
+    """POST /api/mail and /api/dispatch/jobs, each against the same endpoint without a database."""
     from homing.proof.bench import create as bench
     from homing.proof.bench import show
 
-    with _steps(2 * rounds) as step:
-        work = bench.create(requests, connections, rounds, step, postgres_url=postgres_url)
+    lanes = [one.value for one in lane or CreatingLane]
+    with _steps(2 * rounds * len(lanes)) as step:
+        work = bench.create(lanes, requests, connections, rounds, step, postgres_url=postgres_url)
         _report(work, show.create_table, json=json)
 
 

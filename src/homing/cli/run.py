@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,8 @@ from homing.settings import Settings, require_loopback
 _out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Lanes = Annotated[
-    list[str] | None, typer.Argument(metavar="[LANE]…", help="mail_outbox; all when none is named.")
+    list[str] | None,
+    typer.Argument(metavar="[LANE]…", help="mail_outbox, dispatch_jobs; all when none is named."),
 ]
 
 
@@ -48,7 +50,9 @@ def up(
 ) -> None:
     """Everything in one process: API, page and workers. Makes its tables itself on SQLite."""
     settings = settings_from(config, database_url=database_url, mail_url=mail_url, host=host, port=port)
-    run_async(_run(settings, api=True, work=True, migrates=settings.database_url.startswith("sqlite")))
+    from homing.app import LANES
+
+    run_async(_run(settings, api=True, work=LANES, migrates=settings.database_url.startswith("sqlite")))
 
 
 def serve(
@@ -60,7 +64,7 @@ def serve(
 ) -> None:
     """The API and the page. Claims nothing by itself; sends what a call of /internal/dispatch claimed."""
     settings = settings_from(config, database_url=database_url, mail_url=mail_url, host=host, port=port)
-    run_async(_run(settings, api=True, work=False, migrates=False))
+    run_async(_run(settings, api=True, work=(), migrates=False))
 
 
 def work(
@@ -72,7 +76,7 @@ def work(
     config: Config = None,
 ) -> None:
     """Deliver, without an API."""
-    _check_lanes(lanes)
+    chosen = _lanes(lanes)
     settings = settings_from(config, database_url=database_url, mail_url=mail_url)
     if processes > 1:
         from homing.supervisor import supervise
@@ -82,10 +86,10 @@ def work(
             supervise(_child_command(lanes, config, once=once), processes, settings, _overrides(settings))
         )
     if once:
-        count = run_async(_work_once(settings))
+        count = run_async(_work_once(settings, chosen))
         _out.print(f"delivered what was due: {count} claimed")
     else:
-        run_async(_run(settings, api=False, work=True, migrates=False))
+        run_async(_run(settings, api=False, work=chosen, migrates=False))
 
 
 def migrate(
@@ -127,12 +131,12 @@ def _flags(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> None:
+async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: bool) -> None:
     from homing.app import opened, warnings_for
     from homing.service import Stop, run
 
     if api or settings.metrics_port:
-        require_loopback(settings.host)
+        require_loopback(settings)
     async with opened(settings, makes_file=migrates) as homing:
         if migrates:
             await homing.migrate()
@@ -142,18 +146,25 @@ async def _run(settings: Settings, *, api: bool, work: bool, migrates: bool) -> 
         stop = Stop()
         stop.install()
         await run(
-            homing, stop, api=api, work=work, ready=lambda address: _tell_ready(address, settings, api=api)
+            homing,
+            stop,
+            api=api,
+            work=work,
+            ready=lambda address: _tell_ready(address, settings, work, api=api),
         )
 
 
-def _tell_ready(address: str, settings: Settings, *, api: bool) -> None:
+def _tell_ready(address: str, settings: Settings, lanes: Sequence[str], *, api: bool) -> None:
     from homing.db import redact
 
     if api:
         _out.print(f"[bold]Homing[/] is up: {address}/   (API: {address}/docs)")
-        _out.print("No access keys: served on loopback only.", style="dim")
+        _out.print(
+            "No access keys: served on loopback only; webhooks may go to plain http and to loopback.",
+            style="dim",
+        )
     else:
-        _out.print("[bold]Homing[/] is working on mail_outbox.")
+        _out.print(f"[bold]Homing[/] is working on {', '.join(lanes)}.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
     _out.print(
         f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C (twice: now)",
@@ -161,7 +172,7 @@ def _tell_ready(address: str, settings: Settings, *, api: bool) -> None:
     )
 
 
-async def _work_once(settings: Settings) -> int:
+async def _work_once(settings: Settings, lanes: Sequence[str]) -> int:
     from homing.app import opened
     from homing.service import Stop, drain_once
 
@@ -169,7 +180,7 @@ async def _work_once(settings: Settings) -> int:
         await homing.require_schema()
         stop = Stop()
         stop.install()
-        return await drain_once(homing, stop)
+        return await drain_once(homing, stop, lanes)
 
 
 async def _require_schema(settings: Settings) -> None:
@@ -196,12 +207,13 @@ def _tell_migrations(names: list[str], *, only_check: bool) -> None:
         typer.echo("the database is up to date")
 
 
-def _check_lanes(lanes: list[str] | None) -> None:
+def _lanes(named: list[str] | None) -> Sequence[str]:
     from homing.app import LANES
 
-    for lane in lanes or []:
+    for lane in named or []:
         if lane not in LANES:
-            raise SettingsError(f"there is no lane {lane!r}; there is {', '.join(LANES)}")
+            raise SettingsError(f"there is no lane {lane!r}; there are {', '.join(LANES)}")
+    return list(dict.fromkeys(named)) if named else LANES
 
 
 def _child_command(lanes: list[str] | None, config: Path | None, *, once: bool) -> list[str]:

@@ -31,6 +31,11 @@ class Database(Protocol):
     async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[Row]:
         """Run a query; raises `errors.DatabaseError` and nothing else."""
 
+    async def fetch_all(
+        self, queries: Sequence[Query], parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[Row]]:
+        """Run several queries as one transaction, each seeing what was committed before it; their rows."""
+
     async def run_script(self, statements: str) -> None:
         """Run several statements as one transaction."""
 

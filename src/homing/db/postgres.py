@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,12 +40,22 @@ class PostgresDatabase:
         self._trailing: dict[str, asyncio.TimerHandle] = {}
 
     async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[asyncpg.Record]:
-        arguments = [parameters[name] for name in query.parameters]
+        async with self._connection() as connection:
+            return await _fetch(connection, query, parameters)
+
+    async def fetch_all(
+        self, queries: Sequence[Query], parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[asyncpg.Record]]:
+        async with self._connection() as connection, connection.transaction():
+            return [await _fetch(connection, query, parameters) for query in queries]
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[asyncpg.Record]]:
         with _translated(self._url):
             pool = self._pool or await self._open()
             async with pool.acquire(timeout=_CONNECT_TIMEOUT) as connection:
                 try:
-                    return await connection.fetch(query.sql, *arguments)
+                    yield connection
                 except (asyncio.CancelledError, TimeoutError):
                     # The pool would wait for the answer before it lets go, and perhaps there comes none.
                     connection.terminate()
@@ -178,6 +188,12 @@ WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'server_versio
 
 async def _keep_session(_connection: Any) -> None:
     """Our statements leave nothing behind, so a connection needs no RESET round trip on its return."""
+
+
+async def _fetch(
+    connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record], query: Query, parameters: Mapping[str, Any]
+) -> Sequence[asyncpg.Record]:
+    return await connection.fetch(query.sql, *[parameters[name] for name in query.parameters])
 
 
 class _translated:  # noqa: N801 - reads as a word of the sentence it is used in

@@ -1,10 +1,14 @@
 """SQL in files: a query's name is the name of the method that runs it.
 
+    -- fragment: columns
+    id, status
+
     -- name: claim
     -- Why it is written the way it is.
-    UPDATE … WHERE id = :id
+    UPDATE … WHERE id = :id RETURNING {columns}
 
 Parameters are `:name` in both dialects. SQLite takes them so; for PostgreSQL they become `$1`, `$2`, …
+A fragment is text that several queries of one file share.
 """
 
 from __future__ import annotations
@@ -18,10 +22,11 @@ from msgspec import Struct
 
 Dialect = Literal["postgres", "sqlite"]
 
-_HEADING = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_HEADING = re.compile(r"^-- (name|fragment): (\w+)\s*$", re.MULTILINE)
+_FRAGMENT = re.compile(r"\{(\w+)\}")
 # A comment, a string, a cast, or a parameter: only the last is replaced, and the first is dropped.
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|::|:([a-z_][a-z0-9_]*)")
-_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|pg_notify)\b")
+_WRITES = re.compile(r"\b(INSERT|(?<!FOR )UPDATE|DELETE|pg_notify)\b")
 
 
 class Query(Struct, frozen=True):
@@ -45,8 +50,18 @@ def load_queries(package: str, dialect: Dialect) -> Queries:
 
 def parse_queries(text: str, dialect: Dialect) -> Iterator[Query]:
     _preamble, *parts = _HEADING.split(text)
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        yield _query(name, body, dialect)
+    sections = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
+    fragments = {name: body.strip() for kind, name, body in sections if kind == "fragment"}
+    for kind, name, body in sections:
+        if kind == "name":
+            yield _query(name, _with_fragments(body, fragments), dialect)
+
+
+def _with_fragments(text: str, fragments: Mapping[str, str]) -> str:
+    """A fragment may use others."""
+    while _FRAGMENT.search(text):
+        text = _FRAGMENT.sub(lambda match: fragments[match.group(1)], text)
+    return text
 
 
 def _query(name: str, body: str, dialect: Dialect) -> Query:

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +43,12 @@ class SqliteDatabase:
         if query.writes:
             return await self._writer.call(_write, query.sql, given)
         return await self._reader.call(_read, query.sql, given)
+
+    async def fetch_all(
+        self, queries: Sequence[Query], parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[sqlite3.Row]]:
+        steps = [(query.sql, {name: parameters[name] for name in query.parameters}) for query in queries]
+        return await self._writer.call(_write_all, steps)
 
     async def run_script(self, statements: str) -> None:
         await self._writer.call(_run_script, statements)
@@ -150,10 +157,24 @@ def _read(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any
 
 
 def _write(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any]) -> list[sqlite3.Row]:
+    return _write_all(connection, [(sql, parameters)])[0]
+
+
+def _execute(connection: sqlite3.Connection, sql: str, parameters: Mapping[str, Any]) -> list[sqlite3.Row]:
+    """A query may be several statements, where PostgreSQL changes several tables in one: the last answers."""
+    *before, last = _statements(sql)
+    for statement in before:
+        connection.execute(statement, parameters)
+    return connection.execute(last, parameters).fetchall()
+
+
+def _write_all(
+    connection: sqlite3.Connection, steps: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[list[sqlite3.Row]]:
     # IMMEDIATE takes the write lock before the statement reads, so two processes cannot choose the same rows.
     connection.execute("BEGIN IMMEDIATE")
     try:
-        rows = connection.execute(sql, parameters).fetchall()
+        rows = [_execute(connection, sql, parameters) for sql, parameters in steps]
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -173,6 +194,11 @@ def _run_script(connection: sqlite3.Connection, statements: str) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+@lru_cache(maxsize=1024)
+def _statements(sql: str) -> tuple[str, ...]:
+    return tuple(_split(sql)) if ";" in sql else (sql,)
 
 
 def _split(statements: str) -> list[str]:

@@ -50,6 +50,14 @@ class SqlStore(Generic[Item]):
         """Run a query by name."""
         return await self.database.fetch(self._queries[name], {**self._parameters, **parameters})
 
+    async def run_together(self, names: Sequence[str], **parameters: Any) -> dict[str, Sequence[Row]]:
+        """Run several queries by name, in this order, as one transaction; their rows by name."""
+        if len(names) == 1:
+            return {names[0]: await self.run(names[0], **parameters)}
+        queries = [self._queries[name] for name in names]
+        rows = await self.database.fetch_all(queries, {**self._parameters, **parameters})
+        return dict(zip(names, rows, strict=True))
+
     async def claim(self, limit: int) -> list[Claim[Item]]:
         # On SQLite an empty claim would still take the file's only write lock, again and again, while other
         # programs want to write; a look before it takes none.

@@ -60,6 +60,7 @@ class Deliverer:
         self.closing = False
         self._room = asyncio.Event()
         self._room.set()
+        self._ended = asyncio.Event()
         self._in_flight = telemetry.in_flight.labels(lane.name)
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +126,7 @@ class Deliverer:
         outcome = await self._attempt(flight.claim)
         flight.seconds = self._monotonic() - started
         flight.outcome = outcome
-        flight.settlement = decide(self.lane.policy, flight.claim, outcome, self._rand)
+        flight.settlement = decide(self.lane.policy_of(flight.claim), flight.claim, outcome, self._rand)
         self._settler.put(flight)
 
     async def _attempt(self, claim: Claim[Any]) -> Outcome:
@@ -158,6 +159,7 @@ class Deliverer:
             del self._flights[flight.claim.id]
         if flight.watcher is not None and not flight.watcher.done():
             flight.watcher.set_result(settlement)
+        self._ended.set()
         self._note_room()
 
     async def settled(self, claims: Iterable[Claim[Any]]) -> dict[int, Settlement | None]:
@@ -165,12 +167,22 @@ class Deliverer:
         watched = {c.id: flight.watch() for c in claims if (flight := self._flights.get(c.id)) is not None}
         return {id: await watcher for id, watcher in watched.items()}
 
+    async def progressed(self) -> None:
+        """Wait until something that was taken on has ended."""
+        self._ended.clear()
+        if self._flights:
+            await self._ended.wait()
+
     async def finished(self) -> None:
         """Wait until everything that was taken on has ended."""
         while self._flights:
             await self.settled([flight.claim for flight in self._flights.values()])
 
     # ── room for more ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def idle(self) -> bool:
+        return not self._flights
 
     @property
     def free(self) -> int:

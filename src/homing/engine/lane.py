@@ -46,13 +46,13 @@ class Lane(Protocol[Item]):
     def name(self) -> str: ...
 
     @property
-    def policy(self) -> Policy: ...
-
-    @property
     def store(self) -> Store[Item]: ...
 
     @property
     def lease_seconds(self) -> float: ...
+
+    def policy_of(self, claim: Claim[Item]) -> Policy:
+        """How persistent to be with this one."""
 
     async def attempt(self, claim: Claim[Item]) -> Outcome:
         """Cause the effect once. What goes wrong out there comes back as a value."""

@@ -64,7 +64,7 @@ class Maintenance:
         claims = await self._lane.store.claim_lost(_BATCH)
         outcome = Retry(Failure("worker_died", "the worker died during the attempt, again"))
         await self._lane.store.settle(
-            [(c, decide(self._lane.policy, c, outcome, self._rand)) for c in claims]
+            [(c, decide(self._lane.policy_of(c), c, outcome, self._rand)) for c in claims]
         )
         return len(claims)
 

@@ -45,6 +45,24 @@ class Exponential(Struct, frozen=True):
         return min(raw, self.maximum) * (1 + sign * self.jitter * rand())
 
 
+class Linear(Struct, frozen=True):
+    """`base·n`"""
+
+    base: float
+
+    def __call__(self, failures: int, rand: Rand) -> float:  # noqa: ARG002 - as every backoff is called
+        return self.base * failures
+
+
+class Fixed(Struct, frozen=True):
+    """`base`, each time."""
+
+    base: float
+
+    def __call__(self, failures: int, rand: Rand) -> float:  # noqa: ARG002 - as every backoff is called
+        return self.base
+
+
 class Policy(Struct, frozen=True):
     """How persistent a lane is."""
 

@@ -47,11 +47,14 @@ class Worker:
         """Deliver until nothing is due; how many were claimed."""
         total = 0
         while await self._may_claim():
+            # What is under way may hold back what is due: a limit of its target, an earlier one of its group.
+            was_idle = self._deliverer.idle
             claims = await self._deliverer.run_batch(self._deliverer.free)
             total += len(claims)
-            if not claims:
-                await self._deliverer.finished()
+            if not claims and was_idle:
                 break
+            if not claims:
+                await self._deliverer.progressed()
         return total
 
     async def _may_claim(self) -> bool:

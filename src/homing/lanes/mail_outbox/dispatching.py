@@ -41,10 +41,12 @@ class DispatchReply(Struct, frozen=True, rename="camel"):
 class Dispatching:
     """What the trigger does, whoever pulls it: the API or `homing dispatch`."""
 
-    def __init__(self, deliverer: Deliverer, outbox: MailOutbox, calls_per_minute: int = 0) -> None:
+    def __init__(
+        self, deliverer: Deliverer, outbox: MailOutbox, *, max_attempts: int, calls_per_minute: int = 0
+    ) -> None:
         self._deliverer = deliverer
         self._outbox = outbox
-        self._max_attempts = deliverer.lane.policy.max_attempts
+        self._max_attempts = max_attempts
         self._calls = TokenBucket(calls_per_minute / 60, calls_per_minute) if calls_per_minute else None
 
     async def __call__(self, request: DispatchRequest) -> DispatchReply:

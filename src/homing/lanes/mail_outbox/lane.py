@@ -50,6 +50,9 @@ class MailOutboxLane:
         self._templates = templates
         self._default_sender = default_sender
 
+    def policy_of(self, _claim: Claim[Mail]) -> Policy:
+        return self.policy
+
     async def attempt(self, claim: Claim[Mail]) -> Outcome:
         mail = claim.item
         if mail.expired:

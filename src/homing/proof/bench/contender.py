@@ -1,9 +1,10 @@
-"""One of those who deliver the same mails, and how one round of it is measured."""
+"""One of those who deliver the same things, and how one round of it is measured."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import asyncpg
@@ -18,7 +19,7 @@ CONNECTIONS = 20
 
 
 class Job(Struct, frozen=True):
-    """What one contender has to do in one round."""
+    """What one contender of the mail race has to do in one round."""
 
     #: `module:name` of the contender.
     contender: str
@@ -31,7 +32,7 @@ class Job(Struct, frozen=True):
 class Round(Struct, frozen=True):
     """From the first claim to the last settlement."""
 
-    mails: int
+    delivered: int
     seconds: float
     #: Of the delivering process; the servers' is not in it.
     cpu_seconds: float
@@ -40,12 +41,12 @@ class Round(Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        return self.mails / self.seconds
+        return self.delivered / self.seconds
 
 
 class Contender(Protocol):
     async def prepare(self) -> None:
-        """Put the mails in and open what is needed: not measured."""
+        """Put the work in and open what is needed: not measured."""
 
     async def deliver(self) -> int:
         """Deliver them all; returns when the last one is settled."""
@@ -55,17 +56,26 @@ class Contender(Protocol):
 
 async def run_round(job: Job) -> Round:
     """In a process of its own."""
-    contender: Contender = load(job.contender)(job)
+    return await measure(load(job.contender)(job), job.contender, job.mails, job.postgres_url)
+
+
+async def measure(
+    contender: Contender,
+    name: str,
+    expected: int,
+    postgres_url: str,
+    cpu_seconds: Callable[[], float] = time.process_time,
+) -> Round:
     await contender.prepare()
-    await settle_down(job.postgres_url)
-    before = await _transactions(job.postgres_url)
-    started, cpu = time.perf_counter(), time.process_time()
+    await settle_down(postgres_url)
+    before = await _transactions(postgres_url)
+    started, cpu = time.perf_counter(), cpu_seconds()
     delivered = await contender.deliver()
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    seconds, cpu_used = time.perf_counter() - started, cpu_seconds() - cpu
     await contender.close()
-    if delivered != job.mails:
-        raise HomingError(f"{job.contender} delivered {delivered} of {job.mails} mails")
-    return Round(delivered, seconds, cpu_seconds, await _transactions(job.postgres_url) - before)
+    if delivered != expected:
+        raise HomingError(f"{name} delivered {delivered} of {expected}")
+    return Round(delivered, seconds, cpu_used, await _transactions(postgres_url) - before)
 
 
 async def _transactions(url: str) -> int:

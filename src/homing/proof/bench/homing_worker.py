@@ -43,12 +43,12 @@ class OnPostgres:
         await self._homing.require_schema()
 
     async def deliver(self) -> int:
-        return await self._homing.worker().drain()
+        return await self._homing.mail.worker().drain()
 
     async def close(self) -> None:
         counts = await self._homing.outbox.counts()
         assert counts["sent"] == self._job.mails, f"not all were sent: {counts}"
-        await self._homing.deliverer.drain(0)
+        await self._homing.mail.deliverer.drain(0)
         await self._homing.close()
         self._folder.cleanup()
 

@@ -111,14 +111,14 @@ async def _time_one(orders: MailOrders, number: int, arrivals: asyncio.Queue[flo
 
 @asynccontextmanager
 async def _in_this_process(homing: Homing) -> AsyncIterator[None]:
-    worker = homing.worker()
+    worker = homing.mail.worker()
     working = asyncio.create_task(worker.run())
     try:
         yield
     finally:
         worker.stop()
         await working
-        await homing.deliverer.drain(5)
+        await homing.mail.deliverer.drain(5)
 
 
 @asynccontextmanager

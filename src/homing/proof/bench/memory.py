@@ -60,10 +60,10 @@ async def weigh(job: MemoryJob) -> Weight:
     """In a process of its own, which is the worker."""
     homing = Homing(settings_for(job.postgres_url, job.smtp_port))
     await homing.migrate()
-    await homing.worker().drain()
+    await homing.mail.worker().drain()
     empty = resident_mb()
     await _fill(job)
-    worker = homing.worker()
+    worker = homing.mail.worker()
     working = asyncio.create_task(worker.run())
     highest, delivered = empty, 0
     while delivered < job.delivered:
@@ -72,7 +72,7 @@ async def weigh(job: MemoryJob) -> Weight:
         delivered = _delivered(homing)
     worker.stop()
     await working
-    await homing.deliverer.drain(30)
+    await homing.mail.deliverer.drain(30)
     await homing.close()
     return Weight(empty, highest, job.backlog, delivered)
 

@@ -1,8 +1,8 @@
-"""The mail table: the limit, Homing and its peers deliver the same mails in turns."""
+"""A race: the limit, Homing and its peers deliver the same things in turns. Here also the one of mails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 
 from msgspec import Struct
@@ -21,11 +21,14 @@ class Entrant(Struct, frozen=True):
 
     name: str
     contender: str
-    #: Its share of the mails: rates are compared, and a slow one need not take minutes.
+    #: Its share of the work: rates are compared, and a slow one need not take minutes.
     share: float
     #: Homing must be this many times faster.
     beaten_by: float | None = None
     needs: str | None = None
+
+    def amount(self, whole: int) -> int:
+        return max(1, round(whole * self.share))
 
 
 LIMIT, HOMING, ON_SQLITE = "limit", "Homing", "Homing on SQLite"
@@ -45,44 +48,53 @@ class Line(Struct, frozen=True):
     """What one entrant did, over all rounds."""
 
     name: str
-    mails: int
+    delivered: int
     rate: Series
     of_limit: Series
     #: How many times faster Homing on PostgreSQL was.
     homing_over: Series
     cpu_micros: Series
-    transactions_per_mail: Series
+    transactions_each: Series
 
 
-class MailTable(Struct, frozen=True):
+class RaceTable(Struct, frozen=True):
     lines: tuple[Line, ...]
     budgets: tuple[Budget, ...]
     left_out: tuple[str, ...]
 
 
-def entrants_here() -> tuple[Sequence[Entrant], Sequence[Entrant]]:
+def entrants_here(entrants: Sequence[Entrant] | None = None) -> tuple[list[Entrant], list[Entrant]]:
     """Those that can run, and those whose package is not installed."""
-    missing = [e for e in ENTRANTS if e.needs is not None and find_spec(e.needs) is None]
-    return [e for e in ENTRANTS if e not in missing], missing
+    everybody = ENTRANTS if entrants is None else entrants
+    missing = [e for e in everybody if e.needs is not None and find_spec(e.needs) is None]
+    return [e for e in everybody if e not in missing], missing
 
 
-async def race(mails: int, rounds: int, step: Step, *, postgres_url: str | None = None) -> MailTable:
+async def race(mails: int, rounds: int, step: Step, *, postgres_url: str | None = None) -> RaceTable:
     running, missing = entrants_here()
-    results: dict[str, list[Round]] = {entrant.name: [] for entrant in running}
     with postgres(postgres_url) as server, smtp_sink() as sink:
-        for number in range(1, rounds + 1):
-            for entrant in running:
-                step(f"round {number} of {rounds}: {entrant.name}")
-                results[entrant.name].append(await _one_round(entrant, mails, server, sink.port))
+        results = await in_turns(running, rounds, step, lambda e: _one_round(e, mails, server, sink.port))
     lines = table_lines(results)
-    return MailTable(tuple(lines), tuple(budgets(lines)), tuple(entrant.name for entrant in missing))
+    return RaceTable(tuple(lines), tuple(budgets(lines)), tuple(entrant.name for entrant in missing))
 
 
 async def _one_round(entrant: Entrant, mails: int, server: Postgres, smtp_port: int) -> Round:
     with fresh_database(server) as url:
         contender = f"{__package__}.{entrant.contender}"
-        job = Job(contender, max(1, round(mails * entrant.share)), smtp_port, url)
+        job = Job(contender, entrant.amount(mails), smtp_port, url)
         return await in_child(f"{__package__}.contender:run_round", job, Round)
+
+
+async def in_turns(
+    entrants: Sequence[Entrant], rounds: int, step: Step, one_round: Callable[[Entrant], Awaitable[Round]]
+) -> dict[str, list[Round]]:
+    """What slows the machine down for a while slows everybody down."""
+    results: dict[str, list[Round]] = {entrant.name: [] for entrant in entrants}
+    for number in range(1, rounds + 1):
+        for entrant in entrants:
+            step(f"round {number} of {rounds}: {entrant.name}")
+            results[entrant.name].append(await one_round(entrant))
+    return results
 
 
 def table_lines(results: Mapping[str, Sequence[Round]]) -> list[Line]:
@@ -90,24 +102,34 @@ def table_lines(results: Mapping[str, Sequence[Round]]) -> list[Line]:
     lines = []
     for name, rounds in results.items():
         rate = Series(tuple(r.rate for r in rounds))
-        cpu = Series(tuple(r.cpu_seconds / r.mails * 1e6 for r in rounds))
-        transactions = Series(tuple(r.transactions / r.mails for r in rounds))
+        cpu = Series(tuple(r.cpu_seconds / r.delivered * 1e6 for r in rounds))
+        transactions = Series(tuple(r.transactions / r.delivered for r in rounds))
         lines.append(
-            Line(name, rounds[0].mails, rate, rate.over(limit), homing.over(rate), cpu, transactions)
+            Line(name, rounds[0].delivered, rate, rate.over(limit), homing.over(rate), cpu, transactions)
         )
     return lines
 
 
 def budgets(lines: Sequence[Line]) -> list[Budget]:
-    by_name = {line.name: line for line in lines}
-    homing, sqlite = by_name[HOMING], by_name[ON_SQLITE]
-    found = [
-        Budget("Homing, of the limit", homing.of_limit.median, 0.2, "least", goal=0.25),
-        Budget("Homing on SQLite, of the limit", sqlite.of_limit.median, 0.2, "least", goal=0.25),
+    ours = [line for line in lines if line.name in {HOMING, ON_SQLITE}]
+    return [*limit_budgets(ours, 0.2, 0.25), *peer_budgets(ENTRANTS, lines), statement_budget(lines)]
+
+
+def limit_budgets(ours: Sequence[Line], bound: float, goal: float) -> list[Budget]:
+    return [
+        Budget(f"{line.name}, of the limit", line.of_limit.median, bound, "least", goal=goal) for line in ours
     ]
-    for entrant in ENTRANTS:
-        if entrant.beaten_by is not None and (line := by_name.get(entrant.name)):
-            over = line.homing_over.median
-            found.append(Budget(f"Homing over {entrant.name}", over, entrant.beaten_by, "least", unit="x"))
-    statements = homing.transactions_per_mail.median
-    return [*found, Budget("SQL statements per delivery", statements, 0.05, "most")]
+
+
+def peer_budgets(entrants: Sequence[Entrant], lines: Sequence[Line]) -> list[Budget]:
+    over = {line.name: line.homing_over.median for line in lines}
+    return [
+        Budget(f"Homing over {entrant.name}", over[entrant.name], entrant.beaten_by, "least", unit="x")
+        for entrant in entrants
+        if entrant.beaten_by is not None and entrant.name in over
+    ]
+
+
+def statement_budget(lines: Sequence[Line]) -> Budget:
+    (homing,) = (line for line in lines if line.name == HOMING)
+    return Budget("SQL statements per delivery", homing.transactions_each.median, 0.05, "most")

@@ -11,12 +11,21 @@ from homing.proof.bench.create import CreateTable
 from homing.proof.bench.latency import LatencyTable
 from homing.proof.bench.measure import Budget, Series
 from homing.proof.bench.memory import MemoryTable
-from homing.proof.bench.race import HOMING, LIMIT, ON_SQLITE, Line, MailTable
+from homing.proof.bench.race import HOMING, LIMIT, ON_SQLITE, Line, RaceTable
 from homing.proof.bench.scale import ScaleTable
+from homing.proof.bench.webhook_race import CELERY
 
 
-def mail_table(result: MailTable) -> RenderableType:
-    table = _table("path", "mails/s", "spread", "of limit", "Homing÷", "CPU µs", "commits")
+def mail_table(result: RaceTable) -> RenderableType:
+    return _race_table(result, "mails/s")
+
+
+def webhook_table(result: RaceTable) -> RenderableType:
+    return _race_table(result, "POSTs/s")
+
+
+def _race_table(result: RaceTable, rate: str) -> RenderableType:
+    table = _table("path", rate, "spread", "of limit", "Homing÷", "CPU µs", "commits")
     for line in result.lines:
         over = "" if line.name == HOMING else _short(line.homing_over.median)
         table.add_row(
@@ -29,7 +38,7 @@ def mail_table(result: MailTable) -> RenderableType:
 
 def _commits(line: Line) -> str:
     """Only PostgreSQL counts them."""
-    return "" if line.name in {LIMIT, ON_SQLITE} else f"{line.transactions_per_mail.median:.3f}"
+    return "" if line.name in {LIMIT, ON_SQLITE, CELERY} else f"{line.transactions_each.median:.3f}"
 
 
 def scale_table(result: ScaleTable) -> RenderableType:
@@ -60,10 +69,10 @@ def memory_table(result: MemoryTable) -> RenderableType:
 
 def create_table(result: CreateTable) -> RenderableType:
     table = _table("endpoint", "requests/s", "spread", "ratio")
-    table.add_row("without database", _rate(result.without_database), _spread(result.without_database), "1")
-    table.add_row(
-        HOMING, _rate(result.with_database), _spread(result.with_database), f"{result.ratio.median:.2f}"
-    )
+    for line in result.lines:
+        bare, homing = line.without_database, line.with_database
+        table.add_row(f"{line.lane} without database", _rate(bare), _spread(bare), "1")
+        table.add_row(line.lane, _rate(homing), _spread(homing), f"{line.ratio.median:.2f}")
     return Group(table, budget_lines(result.budgets))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 from msgspec import Struct
 
 from homing.engine.model import Monotonic
 from homing.errors import DatabaseError
-from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.telemetry import Telemetry
 
 #: Counting may take this share of the database's time, no more.
@@ -23,13 +23,22 @@ class Snapshot(Struct, frozen=True):
     oldest_due: float
 
 
+class Counted(Protocol):
+    """A lane's rows, as far as they can be counted."""
+
+    async def counts(self) -> Mapping[str, int]: ...
+
+    async def oldest_due(self) -> float: ...
+
+
 class Backlog:
     """Asked when somebody looks. A large table is counted more rarely; the last answer serves meanwhile."""
 
     def __init__(
-        self, outbox: MailOutbox, telemetry: Telemetry, monotonic: Monotonic = time.monotonic
+        self, lane: str, rows: Counted, telemetry: Telemetry, monotonic: Monotonic = time.monotonic
     ) -> None:
-        self._outbox = outbox
+        self._lane = lane
+        self._rows = rows
         self._telemetry = telemetry
         self._monotonic = monotonic
         self._next = float("-inf")
@@ -44,7 +53,7 @@ class Backlog:
 
     async def _ask(self) -> Snapshot:
         started = self._monotonic()
-        snapshot = Snapshot(await self._outbox.counts(), await self._outbox.oldest_due())
+        snapshot = Snapshot(await self._rows.counts(), await self._rows.oldest_due())
         ended = self._monotonic()
         self._next = ended + (ended - started) / _SHARE_FOR_COUNTING
         return snapshot
@@ -57,5 +66,5 @@ class Backlog:
             self._telemetry.log.warning("metrics.stale", error=str(error))
             return
         for state, count in snapshot.counts.items():
-            self._telemetry.backlog.labels("mail_outbox", state).set(count)
-        self._telemetry.oldest_due.labels("mail_outbox").set(snapshot.oldest_due)
+            self._telemetry.backlog.labels(self._lane, state).set(count)
+        self._telemetry.oldest_due.labels(self._lane).set(snapshot.oldest_due)

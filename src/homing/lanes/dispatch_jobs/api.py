@@ -1,0 +1,428 @@
+"""`/api/dispatch`: jobs created, looked for, looked at, cancelled, requeued; dead letters and targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, get, post, put
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+from msgspec import Struct
+
+from homing.db import Row
+from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.lanes.dispatch_jobs import bulk, target_desk
+from homing.lanes.dispatch_jobs.bulk import BulkActions, BulkReply, BulkRequest
+from homing.lanes.dispatch_jobs.dead import DeadJobs, DeadLetters
+from homing.lanes.dispatch_jobs.filters import NAMES, Parameters
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.mistakes import read
+from homing.lanes.dispatch_jobs.openapi import (
+    LOCATION,
+    BodyOperation,
+    DeadOperation,
+    SearchOperation,
+    TargetsOperation,
+    errors,
+)
+from homing.lanes.dispatch_jobs.orders import JobRequest, Rules
+from homing.lanes.dispatch_jobs.placing import BatchReply, BatchRequest, JobOrders, Rejection
+from homing.lanes.dispatch_jobs.search import JobSearch
+from homing.lanes.dispatch_jobs.statistics import JobStatistics, Statistics
+from homing.lanes.dispatch_jobs.target_desk import (
+    LimitRequest,
+    PauseRequest,
+    Probe,
+    ProbeResult,
+    ResumeRequest,
+    TargetDesk,
+    TargetPage,
+    TargetView,
+    ValidateRequest,
+)
+from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.lanes.dispatch_jobs.view import (
+    Attempt,
+    ErrorReply,
+    JobSummary,
+    JobView,
+    attempted,
+    echoed,
+    job_number,
+    listed,
+    shown,
+)
+from homing.strict_json import require_json
+from homing.telemetry import Telemetry
+
+AnyRequest = Request[Any, Any, Any]
+
+#: Handlers decode their bodies themselves, into messages that say how to mend them.
+_OWN_BODY = {"reads_own_body": True}
+_PAGING = ("page", "size", "cursor")
+_LONGEST_PAGE = 10_000
+
+
+class JobPage(Struct, frozen=True, rename="camel"):
+    """Jobs, newest first."""
+
+    items: list[JobSummary]
+    page: int
+    size: int
+    total_items: int
+    total_pages: int
+    #: Exact up to 10,000; above, the database's estimate (on SQLite: the least it can be).
+    total_is_estimate: bool
+    #: What to give as `cursor` to go on; null at the end.
+    next: str | None
+
+
+class _Batch(Struct, frozen=True, forbid_unknown_fields=True):
+    jobs: list[msgspec.Raw]
+    atomic: bool = False
+
+
+_BATCH_HINTS: Mapping[str, str] = {
+    "": "the body must be an array of jobs, or an object with jobs",
+    "jobs": "it is an array of 1 to 1,000 jobs",
+    "atomic": "it is true or false",
+}
+
+
+class Jobs(Controller):
+    """Dispatch jobs: signed webhooks that are on their way, or were."""
+
+    path = "/api/dispatch/jobs"
+    tags = ("dispatch_jobs",)
+
+    @post(
+        "/",
+        status_code=201,
+        summary="Create a job",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses={
+            200: ResponseSpec(JobView, description="The idempotency key is known with the same content"),
+            **errors(400, 409, 413, 415),
+        },
+        response_headers=[LOCATION],
+    )
+    async def create(
+        self,
+        job_orders: NamedDependency[JobOrders],
+        dispatch_jobs: NamedDependency[DispatchJobs],
+        request: AnyRequest,
+        data: JSONBody[JobRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> Response[JobView]:
+        """The payload will be posted to `targetUrl`, signed where `credentialsId` names credentials.
+
+        With an `idempotencyKey`, the same order again answers 200 with the first job, and another order under
+        that key 409. A key is one of its source, type and target, so one event's key serves all subscribers.
+        """
+        require_json(request.headers.get("content-type"))
+        placed = await job_orders.place(await request.body())
+        ordered = placed.ordered
+        created = ordered.verdict == "created"
+        # The first of an ordered group is ready, the others wait: the row knows.
+        at_hand = created and placed.order.ordering == "none"
+        job = echoed(placed.order, ordered) if at_hand else await _shown(dispatch_jobs, ordered.id)
+        location = {"Location": f"/api/dispatch/jobs/{job.id}"}
+        return Response(job, status_code=201 if created else 200, headers=location)
+
+    @post(
+        "/batch",
+        status_code=200,
+        summary="Create up to 1,000 jobs",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def create_batch(
+        self,
+        job_orders: NamedDependency[JobOrders],
+        request: AnyRequest,
+        data: JSONBody[BatchRequest | list[JobRequest] | None] = None,  # noqa: ARG002 - documents the body
+    ) -> Response[BatchReply | ErrorReply]:
+        """Every job gets a verdict: created, duplicate, conflict or invalid; one that is invalid fails alone.
+
+        With `"atomic": true` either all are created or none: 400 lists what is invalid, 409 the keys that
+        were used for other jobs.
+        """
+        require_json(request.headers.get("content-type"))
+        batch = _batch(await request.body())
+        if not batch.atomic:
+            return Response(await job_orders.place_all(batch.jobs))
+        placed = await job_orders.place_together(batch.jobs)
+        if isinstance(placed, Rejection):
+            return Response(placed.reply, status_code=placed.status)
+        return Response(placed)
+
+    @get("/", summary="Search jobs, newest first", operation_class=SearchOperation, responses=errors(400))
+    async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
+        """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any."""
+        given = Parameters(request.query_params.multi_items(), (*NAMES, *_PAGING), metadata=True)
+        size = given.number("size", 20, 1, 100)
+        page, cursor = given.number("page", 0, 0, _LONGEST_PAGE), given.text("cursor")
+        if cursor is not None and given.text("page") is not None:
+            raise InvalidRequest("page: a cursor knows its page; leave one of them out", "page")
+        found = await job_search.page(given.filter(), page=page, size=size, cursor=cursor)
+        return JobPage(
+            [listed(row) for row in found.rows],
+            found.page,
+            size,
+            found.total.items,
+            math.ceil(found.total.items / size),
+            found.total.is_estimate,
+            found.next,
+        )
+
+    @post(
+        "/cancel",
+        status_code=200,
+        summary="Cancel many jobs, chosen by a filter",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def cancel_many(
+        self,
+        job_bulk: NamedDependency[BulkActions],
+        request: AnyRequest,
+        data: JSONBody[BulkRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> BulkReply:
+        """Only jobs that are PENDING or FAILED. Counts, unless `dryRun` is false."""
+        return await job_bulk("cancel", await _body(request, BulkRequest, bulk.HINTS))
+
+    @post(
+        "/requeue",
+        status_code=200,
+        summary="Requeue many jobs, chosen by a filter",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def requeue_many(
+        self,
+        job_bulk: NamedDependency[BulkActions],
+        request: AnyRequest,
+        data: JSONBody[BulkRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> BulkReply:
+        """Only jobs that are in ERROR or CANCELLED. Counts, unless `dryRun` is false."""
+        return await job_bulk("requeue", await _body(request, BulkRequest, bulk.HINTS))
+
+    @get("/{job_id:str}", summary="One job, and what it waits for", responses=errors(400, 404))
+    async def show(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
+        """`waitingFor` says why an open job is not sent yet, and until when."""
+        return await _shown(dispatch_jobs, job_number(job_id))
+
+    @get("/{job_id:str}/attempts", summary="The attempts of a job, in order", responses=errors(400, 404))
+    async def attempts(
+        self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]
+    ) -> list[Attempt]:
+        number = job_number(job_id)
+        rows = await dispatch_jobs.attempts(number)
+        if not rows:
+            await _existing(dispatch_jobs, number)
+        return [attempted(row) for row in rows]
+
+    @post("/{job_id:str}/cancel", status_code=200, summary="Cancel a job", responses=errors(400, 404, 409))
+    async def cancel(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
+        """One that is PENDING or FAILED. What is IN_PROGRESS answers 409: it is being sent."""
+        number = job_number(job_id)
+        if not await dispatch_jobs.cancel([number]):
+            raise NotAllowed(_not_cancelled((await _existing(dispatch_jobs, number))["status"]))
+        return await _shown(dispatch_jobs, number)
+
+    @post(
+        "/{job_id:str}/requeue",
+        status_code=200,
+        summary="Send an ended job again",
+        responses=errors(400, 404, 409),
+    )
+    async def requeue(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
+        """One in ERROR or CANCELLED, with all its attempts again. In an ordered group it goes last."""
+        number = job_number(job_id)
+        if not await dispatch_jobs.requeue([number]):
+            status = (await _existing(dispatch_jobs, number))["status"]
+            raise NotAllowed(f"a job that is {status} cannot be requeued: only in ERROR or CANCELLED")
+        return await _shown(dispatch_jobs, number)
+
+
+class Overview(Controller):
+    """What there is to look after."""
+
+    path = "/api/dispatch"
+    tags = ("dispatch_jobs",)
+
+    @get(
+        "/dead",
+        summary="Dead letters, by what they died of",
+        operation_class=DeadOperation,
+        responses=errors(400),
+    )
+    async def dead(self, dead_jobs: NamedDependency[DeadJobs], request: AnyRequest) -> DeadLetters:
+        """Groups of jobs in ERROR by error class, source and type; with `errorClass` also the jobs of it."""
+        known = ("errorClass", "source", "type", "before", "size")
+        given = Parameters(request.query_params.multi_items(), known)
+        before = given.text("before")
+        number = number_of(before) if before is not None else None
+        if before is not None and (number is None or given.text("errorClass") is None):
+            raise InvalidRequest("before: is `next` of a list by errorClass; give both", "before")
+        return await dead_jobs.look(given.filter(), before=number, size=given.number("size", 20, 1, 100))
+
+    @get(
+        "/statistics",
+        summary="Success by source, duration by type, jobs that need a person",
+        responses=errors(),
+    )
+    async def statistics(self, job_statistics: NamedDependency[JobStatistics]) -> Statistics:
+        """Of jobs created in the last 24 hours. The answer may be seconds old, in large tables minutes."""
+        return await job_statistics.look()
+
+
+class TargetsApi(Controller):
+    """Targets: scheme, host, port and credentials of the URLs that jobs go to."""
+
+    path = "/api/dispatch/targets"
+    tags = ("dispatch_targets",)
+
+    @get(
+        "/",
+        summary="Targets that fail, are paused, or have limits",
+        operation_class=TargetsOperation,
+        responses=errors(400),
+    )
+    async def list(self, targets_desk: NamedDependency[TargetDesk], request: AnyRequest) -> TargetPage:
+        """One that answers and has no limits is not listed."""
+        given = Parameters(request.query_params.multi_items(), ("after",))
+        return await targets_desk.page(given.text("after") or "")
+
+    @put(
+        "/",
+        summary="Set the limits of a target",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def limit(
+        self,
+        targets_desk: NamedDependency[TargetDesk],
+        request: AnyRequest,
+        data: JSONBody[LimitRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> TargetView:
+        """They hold over all processes. What is left out is no limit."""
+        return await targets_desk.limit(await _body(request, LimitRequest, target_desk.HINTS))
+
+    @post(
+        "/pause",
+        status_code=200,
+        summary="Send a target nothing for a while",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def pause(
+        self,
+        targets_desk: NamedDependency[TargetDesk],
+        request: AnyRequest,
+        data: JSONBody[PauseRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> TargetView:
+        """Its jobs wait, uncharged. Without `seconds` it lasts until the target is resumed."""
+        return await targets_desk.pause(await _body(request, PauseRequest, target_desk.HINTS))
+
+    @post(
+        "/resume",
+        status_code=200,
+        summary="Send to a target again",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def resume(
+        self,
+        targets_desk: NamedDependency[TargetDesk],
+        request: AnyRequest,
+        data: JSONBody[ResumeRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> TargetView:
+        """Ends a pause and closes its breaker: whoever resumes a target says that it is well."""
+        return await targets_desk.resume(await _body(request, ResumeRequest, target_desk.HINTS))
+
+    @post(
+        "/validate",
+        status_code=200,
+        summary="Send a signed test event and tell what came back",
+        opt=_OWN_BODY,
+        operation_class=BodyOperation,
+        responses=errors(400, 409, 413, 415),
+    )
+    async def validate(
+        self,
+        targets_desk: NamedDependency[TargetDesk],
+        request: AnyRequest,
+        data: JSONBody[ValidateRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> ProbeResult:
+        """An event of the type `homing.test`, sent once. `completes`: whether a job would have ended well."""
+        return await targets_desk.validate(await _body(request, ValidateRequest, target_desk.HINTS))
+
+
+ROUTES = (Jobs, Overview, TargetsApi)
+
+
+def job_dependencies(
+    jobs: DispatchJobs,
+    telemetry: Telemetry,
+    rules: Rules,
+    *,
+    known_credentials: Callable[[int], Awaitable[bool]],
+    probe: Probe,
+) -> dict[str, Any]:
+    """What the handlers of `ROUTES` ask for, by name."""
+    search = JobSearch(jobs)
+    return {
+        "dispatch_jobs": jobs,
+        "job_orders": JobOrders(jobs, telemetry, rules, known_credentials),
+        "job_search": search,
+        "job_bulk": BulkActions(jobs, search),
+        "dead_jobs": DeadJobs(jobs, search),
+        "job_statistics": JobStatistics(jobs, search),
+        "targets_desk": TargetDesk(jobs, rules, known_credentials, probe),
+    }
+
+
+async def _body(request: AnyRequest, kind: Any, hints: Mapping[str, str]) -> Any:
+    require_json(request.headers.get("content-type"))
+    return read(await request.body(), kind, hints)
+
+
+def _batch(body: bytes) -> _Batch:
+    if body.lstrip()[:1] == b"[":
+        return _Batch(read(body, list[msgspec.Raw], _BATCH_HINTS))
+    batch: _Batch = read(body, _Batch, _BATCH_HINTS)
+    return batch
+
+
+async def _existing(jobs: DispatchJobs, number: int) -> Row:
+    row = await jobs.get(number)
+    if row is None:
+        raise NotFound("there is no such job")
+    return row
+
+
+async def _shown(jobs: DispatchJobs, number: int) -> JobView:
+    row = await _existing(jobs, number)
+    return shown(row, None if row["ready"] else await _head(jobs, row["group_id"]))
+
+
+async def _head(jobs: DispatchJobs, group_id: str) -> Row | None:
+    rows = await jobs.run("group_head", group_id=group_id)
+    return rows[0] if rows else None
+
+
+def _not_cancelled(status: str) -> str:
+    if status == "IN_PROGRESS":
+        return "the job is being sent, which cannot be taken back; try again when the attempt has ended"
+    return f"a job that is {status} cannot be cancelled: only PENDING or FAILED"

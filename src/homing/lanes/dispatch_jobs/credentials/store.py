@@ -1,0 +1,234 @@
+"""The credentials: what the API and the command line do with them, and what a worker reads of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Row, load_queries
+from homing.errors import Conflict, NotAllowed, NotFound
+from homing.lanes.dispatch_jobs.credentials.cache import Cache
+from homing.lanes.dispatch_jobs.credentials.orders import (
+    Change,
+    CreateCredentials,
+    RotateCredentials,
+    creation_of,
+    rotation_of,
+)
+from homing.lanes.dispatch_jobs.credentials.signing import (
+    CURRENT,
+    SEALED,
+    Opened,
+    Secrets,
+    UnreadableSecrets,
+    fingerprint_of,
+    opened_column,
+    opened_columns,
+    sealed_columns,
+    secrets_of,
+)
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.signatures import DEFAULT_HEADER_PREFIX, public_key_of
+from homing.vault import Unreadable, Vault
+
+#: Seconds. A change made elsewhere is to be seen within 5.
+_KEPT = 3.0
+_KEPT_MISSING = 1.0
+_MOST_KEPT = 10_000
+_ROTATE_TRIES = 5
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Issued(Struct, frozen=True):
+    """A row as it was written, and what was made for it: to be shown now, and never again."""
+
+    row: Row
+    made: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"Issued(id={self.row['id']}, made={list(self.made)})"
+
+
+class Rewrapped(Struct, frozen=True, rename="camel"):
+    """How far a rewrap has come."""
+
+    total: int
+    seen: int = 0
+    #: Sealed anew by the newest key.
+    resealed: int = 0
+    #: No key opens them; left as they are.
+    unreadable: int = 0
+    #: Changed by somebody else at that moment; a second run takes care of them.
+    missed: int = 0
+
+
+class Credentials:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        *,
+        header_prefix: str = DEFAULT_HEADER_PREFIX,
+        keeps: float = _KEPT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._header_prefix = header_prefix
+        self._queries = load_queries(__package__ or "", database.dialect)
+        self._cache: Cache[Secrets | UnreadableSecrets] = Cache(
+            self._load, keeps=keeps, keeps_missing=_KEPT_MISSING, size=_MOST_KEPT, clock=clock
+        )
+
+    # ── for workers ──────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, id: int) -> Secrets | UnreadableSecrets | None:
+        """The secrets of a row, from memory for some seconds; None when there is no such row."""
+        return await self._cache.get(id)
+
+    async def _load(self, ids: Sequence[int]) -> list[Secrets | UnreadableSecrets | None]:
+        rows = await self._run("load", ids=_encode(sorted(set(ids))).decode())
+        found = {row["id"]: secrets_of(row, self._vault, self._header_prefix) for row in rows}
+        return [found.get(id) for id in ids]
+
+    # ── for people ───────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, request: CreateCredentials) -> Issued:
+        change = creation_of(request)
+        id = (await self._run("draw_id"))[0]["id"]
+        rows = await self._run(
+            "insert",
+            id=id,
+            **sealed_columns(id, change.columns, self._vault),
+            algorithm=request.algorithm,
+            name=request.name,
+            fingerprint=fingerprint_of(change.columns["signing_secret"]),
+        )
+        # Somebody may have asked for it before it was there.
+        self._cache.forget(id)
+        return Issued(rows[0], _made(change))
+
+    async def describe(self, id: int) -> Row:
+        """Without the secrets; raises `NotFound`."""
+        rows = await self._run("describe", id=id)
+        if not rows:
+            raise NotFound(f"there are no credentials {text_of(id)}")
+        return rows[0]
+
+    async def page(self, *, before: int | None = None, limit: int = 20) -> Sequence[Row]:
+        """Newest first; `before` is the id that the last page ended with."""
+        return await self._run("page", before=before, limit=limit)
+
+    async def delete(self, id: int, *, force: bool = False) -> None:
+        """Raises `NotAllowed` while open jobs use them, unless forced; their attempts fail from then on."""
+        deleted = await self._run("delete", id=id, force=force)
+        self._cache.forget(id)
+        if not deleted:
+            await self.describe(id)
+            raise NotAllowed(
+                f"open jobs use the credentials {text_of(id)}; wait for them, cancel them, or use force"
+            )
+
+    async def rotate(self, id: int, request: RotateCredentials) -> Issued:
+        """Put new secrets in place of the old ones, which count on for the grace time."""
+        for _ in range(_ROTATE_TRIES):
+            issued = await self._try_rotate(id, request)
+            self._cache.forget(id)
+            if issued is not None:
+                return issued
+        raise Conflict(f"the credentials {text_of(id)} are being changed by others; nothing was written")
+
+    async def _try_rotate(self, id: int, request: RotateCredentials) -> Issued | None:
+        rows = await self._run("load", ids=_encode([id]).decode())
+        if not rows:
+            raise NotFound(f"there are no credentials {text_of(id)}")
+        held = self._held(rows[0], request)
+        change = rotation_of(request, held)
+        columns = _rotated(held, change, keeps=request.grace_seconds > 0)
+        written = await self._run(
+            "rotate",
+            id=id,
+            **sealed_columns(id, columns, self._vault),
+            fingerprint=fingerprint_of(columns["signing_secret"]),
+            grace_seconds=float(request.grace_seconds),
+            keeps_previous=any(columns[f"previous_{column}"] for column in CURRENT),
+            extends_previous=any(columns[f"previous_{c}"] for c in CURRENT if c not in change.columns),
+            **{f"seen_{column}": rows[0][column] for column in CURRENT},
+        )
+        return Issued(written[0], _made(change)) if written else None
+
+    def _held(self, row: Row, request: RotateCredentials) -> Opened:
+        try:
+            return opened_columns(row, self._vault)
+        except Unreadable as error:
+            if request.grace_seconds > 0:
+                raise NotAllowed(
+                    f"the present secrets cannot be read ({error}), so they cannot count on: "
+                    "rotate with graceSeconds 0, and give or generate every secret that is needed"
+                ) from None
+            return dict.fromkeys(SEALED)
+
+    def public_key(self, row: Row) -> str | None:
+        """What receivers of `v1a` signatures verify with, where there is a signing key that can be read."""
+        try:
+            key = opened_column(row, "signing_key", self._vault)
+        except Unreadable:
+            return None
+        return public_key_of(key) if key else None
+
+    # ── a new encryption key ─────────────────────────────────────────────────────────────────────
+
+    async def rewrap(self, batch: int = 200) -> AsyncIterator[Rewrapped]:
+        """Seal by the newest key what another one has sealed; tells after each batch how far it is.
+
+        It may be stopped at any time and begun again: what is done shows in the rows themselves.
+        """
+        progress = Rewrapped((await self._run("count"))[0]["count"])
+        after = -1
+        while rows := await self._run("sealed_after", after=after, limit=batch):
+            after = rows[-1]["id"]
+            progress = await self._rewrap(rows, progress)
+            yield progress
+
+    async def _rewrap(self, rows: Sequence[Row], progress: Rewrapped) -> Rewrapped:
+        resealed, unreadable = [], 0
+        for row in rows:
+            if all(row[column] is None or self._vault.is_current(row[column]) for column in SEALED):
+                continue
+            try:
+                resealed.append(self._resealed(row))
+            except Unreadable:
+                unreadable += 1
+        written = await self._run("reseal", batch=_encode(resealed).decode()) if resealed else []
+        return Rewrapped(
+            progress.total,
+            progress.seen + len(rows),
+            progress.resealed + len(written),
+            progress.unreadable + unreadable,
+            progress.missed + len(resealed) - len(written),
+        )
+
+    def _resealed(self, row: Row) -> dict[str, Any]:
+        seen = {column: row[column] for column in SEALED}
+        anew = sealed_columns(row["id"], opened_columns(row, self._vault), self._vault)
+        return {"id": row["id"], **anew, "seen": seen}
+
+    async def _run(self, query: str, /, **parameters: Any) -> Sequence[Row]:
+        return await self._database.fetch(self._queries[query], parameters)
+
+
+def _made(change: Change) -> dict[str, str]:
+    return {column: secret for column in change.made if (secret := change.columns[column])}
+
+
+def _rotated(held: Opened, change: Change, *, keeps: bool) -> dict[str, str | None]:
+    """All six columns: what changes leaves its old value as the previous one, the rest stays as it is."""
+    columns = {**held, **change.columns}
+    for column in change.columns:
+        columns[f"previous_{column}"] = held[column] if keeps else None
+    return columns

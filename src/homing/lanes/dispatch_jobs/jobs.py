@@ -1,0 +1,371 @@
+"""The rows of `dispatch_job`: the engine's store, and the verbs that people and programs use on it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Row, load_queries
+from homing.db.store import SqlStore
+from homing.engine.model import Bury, Claim, Complete, Discard, Monotonic, RetryIn, Settlement
+from homing.errors import DatabaseError
+from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
+from homing.lanes.dispatch_jobs.target import Standing, Targets, Wish, fill, still_hungry
+
+CHANNEL = "homing_dispatch_job"
+
+#: A claim looks at so many targets at most, and goes on from there the next time.
+_MOST_TARGETS = 1000
+#: A target that took all it was offered is offered what others left over, so often.
+_PASSES = 3
+#: Chores that need not be done with every sweep.
+_CHORES_EVERY = 60.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Breaking(Struct, frozen=True):
+    """When a target counts as broken: failures in a row, then a pause that doubles with each failed probe."""
+
+    threshold: int = 10
+    cooldown: float = 5.0
+    longest_cooldown: float = 300.0
+
+
+class Ordered(Struct, frozen=True):
+    """What became of an order."""
+
+    verdict: Literal["created", "duplicate", "conflict"]
+    id: int
+    status: str
+    created_at: datetime | str
+
+
+class DispatchJobs(SqlStore[Job]):
+    def __init__(
+        self,
+        database: Database,
+        targets: Targets,
+        *,
+        owner: str,
+        lease_seconds: float,
+        breaking: Breaking | None = None,
+        opened: Callable[[str], None] = lambda _target: None,
+        monotonic: Monotonic = time.monotonic,
+    ) -> None:
+        super().__init__(
+            database,
+            load_queries(__package__ or "", database.dialect),
+            item=job_of,
+            transition=transition,
+            parameters={
+                "owner": owner,
+                "lease_seconds": lease_seconds,
+                **msgspec.structs.asdict(breaking or Breaking()),
+            },
+        )
+        self._targets = targets
+        self._opened = opened
+        self._monotonic = monotonic
+        #: Where the last look at targets ended; empty when it saw them all.
+        self._seen_up_to = ""
+        #: Targets that failed of late: only of these is a success worth writing down.
+        self._failing: set[str] = set()
+        self._chores_at = 0.0
+        self._cursors: dict[str, Any] = {}
+
+    # ── claim ────────────────────────────────────────────────────────────────────────────────────
+
+    async def claim(self, limit: int) -> list[Claim[Job]]:
+        """What is due, fairly among the targets that may be asked."""
+        standings = await self._standings()
+        limited = {s.target for s in standings if s.limited}
+        shares = self._targets.share_out(limit, standings)
+        claims: list[Claim[Job]] = []
+        for _ in range(_PASSES):
+            if not shares:
+                break
+            claimed = await self._claim(shares, locked=not limited.isdisjoint(shares))
+            claims += claimed
+            shares = _next_shares(shares, claimed, limit - len(claims), limited)
+        return claims
+
+    async def _standings(self) -> list[Standing]:
+        rows = await self.run("due_targets", after=self._seen_up_to, most=_MOST_TARGETS)
+        seen = [row["target"] for row in rows if row["seen"]]
+        self._seen_up_to = max(seen) if len(seen) == _MOST_TARGETS else ""
+        standings = [_standing(row) for row in rows]
+        self._failing = {s.target for s in standings if s.failures}
+        self._targets.follow(standings)
+        return standings
+
+    async def _claim(self, shares: Mapping[str, int], *, locked: bool) -> list[Claim[Job]]:
+        given = [{"target": target, "slots": slots} for target, slots in shares.items()]
+        steps = ["lock_targets", "claim"] if locked else ["claim"]
+        results = await self.run_together(steps, shares=_encode(given).decode())
+        return self._claims(results["claim"])
+
+    async def claim_one(self, id: int) -> Claim[Job] | None:
+        """This job, if it is due and nobody's."""
+        claims = self._claims(await self.run("claim_one", id=id))
+        return claims[0] if claims else None
+
+    # ── settle ───────────────────────────────────────────────────────────────────────────────────
+
+    async def settle(self, batch: Sequence[tuple[Claim[Job], Settlement]]) -> set[int]:
+        if not batch:
+            return set()
+        columns = [
+            {"id": claim.id, "fence": claim.fence, **transition(claim, settlement)}
+            for claim, settlement in batch
+        ]
+        groups = {c.item.ordered_group for c, s in batch if not isinstance(s, RetryIn)} - {None}
+        rows = await self._change("settle", groups, batch=_encode(columns).decode())
+        await self._judge(batch)
+        return {row["id"] for row in rows}
+
+    async def _change(self, query: str, groups: Any, **parameters: Any) -> Sequence[Row]:
+        """Run a query that may end the head of a group: in the same transaction the next becomes ready."""
+        if not groups:
+            return await self.run(query, **parameters)
+        steps = ["lock_groups", query, "promote"]
+        results = await self.run_together(steps, groups=_encode(sorted(groups)).decode(), **parameters)
+        if any(row["due"] for row in results["promote"]):
+            self.database.announce(CHANNEL)
+        return results[query]
+
+    async def _judge(self, batch: Sequence[tuple[Claim[Job], Settlement]]) -> None:
+        verdicts = [
+            v for v in _verdicts(batch) if v["failures"] or v["pause"] or v["target"] in self._failing
+        ]
+        if not verdicts:
+            return
+        # What is lost here is learnt again from the next attempt; the settlement itself stands.
+        with suppress(DatabaseError):
+            results = await self.run_together(
+                ["note_targets", "judge_targets"], verdicts=_encode(verdicts).decode()
+            )
+            for row in results["judge_targets"]:
+                if row["opened"]:
+                    self._opened(row["target"])
+
+    # ── look after ───────────────────────────────────────────────────────────────────────────────
+
+    async def rescue(self, limit: int) -> int:
+        rescued = await super().rescue(limit)
+        if rescued:
+            self.database.announce(CHANNEL)
+        return rescued
+
+    async def sweep(self, limit: int) -> Mapping[str, int]:
+        """End what has expired; now and then look for what no statement of ours leaves behind."""
+        ended = await self._expire(limit)
+        if self._monotonic() >= self._chores_at:
+            self._chores_at = self._monotonic() + _CHORES_EVERY
+            await self.run("make_attempt_weeks")
+            await self._mend_groups(limit)
+            await self._sweep_orphans(limit)
+        return {"ERROR": ended} if ended else {}
+
+    async def _expire(self, limit: int) -> int:
+        rows = await self.run("expired", limit=limit)
+        if not rows:
+            return 0
+        groups = {row["ordered_group"] for row in rows} - {None}
+        ids = _encode([row["id"] for row in rows]).decode()
+        return len(await self._change("expire", groups, ids=ids))
+
+    async def _mend_groups(self, limit: int) -> None:
+        rows = await self.run("stuck_groups", after=self._cursors.get("groups", ""), limit=limit)
+        self._cursors["groups"] = rows[-1]["group_id"] if len(rows) == limit else ""
+        stuck = [row["group_id"] for row in rows if not row["ready"]]
+        if stuck:
+            await self.run_together(["lock_groups", "promote"], groups=_encode(stuck).decode())
+
+    async def _sweep_orphans(self, limit: int) -> None:
+        for query in ("sweep_metadata", "sweep_headers", "sweep_attempts"):
+            rows = await self.run(query, after=self._cursors.get(query, 0), limit=limit)
+            self._cursors[query] = rows[0]["last"] or 0
+
+    # ── put in ───────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Ordered]:
+        """Put jobs in, one statement for all; a key that is known gives back the first job."""
+        batch = [{"number": n, **msgspec.structs.asdict(job)} for n, job in enumerate(jobs)]
+        groups = {job.group_id for job in jobs if job.ordering == "group"}
+        rows = await self._change("insert_jobs", groups, batch=_encode(batch).decode())
+        found = {
+            row["number"]: Ordered("created", row["id"], row["status"], row["created_at"]) for row in rows
+        }
+        if rows:
+            self.database.announce(CHANNEL)
+        repeated = {n: job for n, job in enumerate(jobs) if n not in found}
+        found |= await self._repetitions(repeated)
+        return [found[n] for n in range(len(jobs))]
+
+    async def _repetitions(self, jobs: Mapping[int, NewJob]) -> dict[int, Ordered]:
+        if not jobs:
+            return {}
+        keys = [
+            {
+                "number": n,
+                "source": job.source,
+                "type": job.type,
+                "target_url": job.target_url,
+                "idempotency_key": job.idempotency_key,
+            }
+            for n, job in jobs.items()
+        ]
+        rows = await self.run("by_idempotency_key", keys=_encode(keys).decode())
+        return {row["number"]: _repetition(jobs[row["number"]], row) for row in rows}
+
+    # ── look at ──────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, id: int) -> Row | None:
+        rows = await self.run("get", id=id)
+        return rows[0] if rows else None
+
+    async def attempts(self, id: int) -> Sequence[Row]:
+        return await self.run("attempts", id=id)
+
+    async def counts(self) -> dict[str, int]:
+        found = {row["status"]: row["count"] for row in await self.run("counts")}
+        total = found.pop("total", 0)
+        counts = {state: found.get(state, 0) for state in STATES}
+        counts["COMPLETED"] = max(0, total - sum(counts.values()))
+        return counts
+
+    async def oldest_due(self) -> float:
+        """For how many seconds the first that could be claimed has been due."""
+        rows = await self.run("oldest_due")
+        return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0
+
+    # ── act ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def cancel(self, ids: Sequence[int]) -> list[int]:
+        """End jobs that nobody has claimed; the ids that were."""
+        return await self._act("cancel", ids)
+
+    async def requeue(self, ids: Sequence[int]) -> list[int]:
+        """Make ended jobs due again, with all attempts; the ids that were."""
+        requeued = await self._act("requeue", ids)
+        if requeued:
+            self.database.announce(CHANNEL)
+        return requeued
+
+    async def _act(self, query: str, ids: Sequence[int]) -> list[int]:
+        chosen = _encode(ids).decode()
+        groups = {row["group_id"] for row in await self.run("ordered_groups", ids=chosen)}
+        return [row["id"] for row in await self._change(query, groups, ids=chosen)]
+
+
+def _standing(row: Row) -> Standing:
+    return Standing(
+        row["target"],
+        bool(row["due"]),
+        row["in_flight"],
+        row["ours"],
+        row["most_in_flight"],
+        row["rate_per_second"],
+        row["failures"],
+        row["closed_for"] or 0.0,
+    )
+
+
+def _next_shares(
+    shares: Mapping[str, int], claimed: Sequence[Claim[Job]], free: int, limited: set[str]
+) -> dict[str, int]:
+    """What others left over goes to those who took all they were offered."""
+    took = Counter(claim.item.target for claim in claimed)
+    hungry = [target for target in still_hungry(shares, took) if target not in limited]
+    return fill(free, [Wish(target, 0, free) for target in hungry], lambda: 0.0)
+
+
+def _repetition(job: NewJob, first: Row) -> Ordered:
+    same = first["fingerprint"] is None or first["fingerprint"] == job.fingerprint
+    return Ordered("duplicate" if same else "conflict", first["id"], first["status"], first["created_at"])
+
+
+# ── what a settlement writes ──────────────────────────────────────────────────────────────────────
+
+
+def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
+    """The columns that each settlement writes, and those of the attempt that it counts."""
+    match settlement:
+        case Complete(report=report):
+            return {**_attempt("SUCCESS", report), "status": "COMPLETED", "counted": 1}
+        case RetryIn(delay=delay, failure=failure, charged=charged, report=report):
+            state = "FAILED" if charged or _claim.attempts else "PENDING"
+            return {
+                **_attempt("FAILURE", report),
+                "status": state,
+                "counted": int(charged),
+                "delay": delay,
+                "error": failure.message or failure.code,
+                "error_class": failure.code,
+            }
+        case Bury(failure=failure, charged=charged, report=report):
+            return {
+                **_attempt("FAILURE", report),
+                "status": "ERROR",
+                "counted": int(charged),
+                "error": failure.message or failure.code,
+                "error_class": failure.code,
+            }
+        case Discard(failure=failure):
+            return {
+                "status": "ERROR",
+                "counted": 0,
+                "error": failure.message or failure.code,
+                "error_class": failure.code,
+            }
+
+
+def _attempt(status: str, report: Report | None) -> dict[str, Any]:
+    if report is None:
+        return {"attempt": status, "millis": 0}
+    return {
+        "attempt": status,
+        "millis": round(report.seconds * 1000),
+        "response_code": report.response_code,
+        "response_body": report.response_body,
+        "response_headers": report.response_headers,
+        "unknown": report.unknown,
+    }
+
+
+def _verdicts(batch: Sequence[tuple[Claim[Job], Settlement]]) -> list[dict[str, Any]]:
+    """What attempts said of their targets, in the order in which they ended."""
+    found: dict[str, dict[str, Any]] = {}
+    for claim, settlement in batch:
+        report: Report | None = getattr(settlement, "report", None)
+        if report is None or (report.target_failed is None and not report.pause):
+            continue
+        verdict = found.setdefault(
+            claim.item.target,
+            {"target": claim.item.target, "succeeded": False, "failures": 0, "pause": 0.0, "error": None},
+        )
+        _add(verdict, report, settlement)
+    return sorted(found.values(), key=lambda verdict: str(verdict["target"]))
+
+
+def _add(verdict: dict[str, Any], report: Report, settlement: Settlement) -> None:
+    if report.target_failed:
+        verdict["failures"] += 1
+        verdict["error"] = _words(settlement)
+    elif report.target_failed is False:
+        verdict.update(succeeded=True, failures=0)
+    if report.pause > verdict["pause"]:
+        verdict.update(pause=report.pause, error=_words(settlement))
+
+
+def _words(settlement: Settlement) -> str | None:
+    failure = getattr(settlement, "failure", None)
+    return (failure.message or failure.code) if failure is not None else None

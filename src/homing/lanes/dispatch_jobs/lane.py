@@ -1,0 +1,197 @@
+"""The lane: one attempt is one signed POST, and what came back says what becomes of the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from homing.engine.model import (
+    Claim,
+    Delivered,
+    Failure,
+    Monotonic,
+    Outcome,
+    Reject,
+    Retry,
+    Settlement,
+    Skip,
+)
+from homing.engine.policy import Backoff, Exponential, Fixed, Linear, Policy
+from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSecrets
+from homing.lanes.dispatch_jobs.job import Job, Report, read_headers
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.target import Targets
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.senders.webhook import WebhookRequest, WebhookResult, WebhookSender
+
+_EXPIRED = Failure("expired", "expired before it could be delivered")
+_BUSY = Failure("target_busy", "the target was still busy with others")
+_CLOSED = Failure("target_closed", "the target asked for a pause, or keeps failing")
+
+#: The other side may want the same request again.
+_WORTH_REPEATING = frozenset({408, 425, 429})
+_ASKS_TO_WAIT = frozenset({429, 503})
+#: Nothing that the target did.
+_OUR_OWN = frozenset({"egress_refused", "invalid_url"})
+#: Waiting for a paused target is free however often: half-open probes are charged, so it comes to an end.
+_DEFERRALS = 1_000_000
+_JITTER = 0.2
+
+
+class Strategies:
+    """What a job's `retryStrategy` and `maxRetries` mean."""
+
+    def __init__(self, base: float, longest: float) -> None:
+        self._backoffs: Mapping[str, Backoff] = {
+            # Half of it, because the engine's formula begins with twice the base.
+            "exponential": Exponential(base / 2, longest, _JITTER),
+            "linear": Linear(base),
+            "fixed": Fixed(base),
+        }
+        self.policy = lru_cache(maxsize=1024)(self._policy)
+
+    def _policy(self, strategy: str, max_retries: int) -> Policy:
+        return Policy(max_retries, self._backoffs[strategy], max_deferrals=_DEFERRALS, shortest_deferral=0.25)
+
+
+class DispatchJobsLane:
+    name = "dispatch_jobs"
+
+    def __init__(
+        self,
+        jobs: DispatchJobs,
+        targets: Targets,
+        credentials: Callable[[int], Awaitable[Secrets | UnreadableSecrets | None]],
+        sender: WebhookSender,
+        *,
+        strategies: Strategies,
+        lease_seconds: float,
+        timeout_seconds: float,
+        reject_4xx: bool = False,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Monotonic = time.monotonic,
+    ) -> None:
+        self.store = jobs
+        self.lease_seconds = lease_seconds
+        self._targets = targets
+        self._credentials = credentials
+        self._sender = sender
+        self._strategies = strategies
+        self._timeout_seconds = timeout_seconds
+        self._reject_4xx = reject_4xx
+        self._clock = clock
+        self._monotonic = monotonic
+
+    def policy_of(self, claim: Claim[Job]) -> Policy:
+        return self._strategies.policy(claim.item.retry_strategy, claim.item.max_retries)
+
+    async def available(self) -> bool:
+        return True
+
+    async def attempt(self, claim: Claim[Job]) -> Outcome:
+        job = claim.item
+        if job.expired:
+            return Skip(_EXPIRED)
+        gate = self._targets.gate(job.target)
+        if not await gate.enter(claim.id, self._monotonic):
+            return Retry(_BUSY, charged=False)
+        seconds = None
+        try:
+            if (wait := gate.closed_until - self._monotonic()) > 0:
+                return Retry(_CLOSED, after=wait, charged=False)
+            request = await self._request(claim)
+            if isinstance(request, Failure):
+                return Retry(request, report=Report())
+            result = await self._sender.send(request)
+            seconds = result.seconds
+            return self._conclude(job, result)
+        finally:
+            gate.leave(claim.id, seconds)
+
+    async def _request(self, claim: Claim[Job]) -> WebhookRequest | Failure:
+        job = claim.item
+        body = job.payload.encode()
+        headers = [("Content-Type", job.payload_content_type)]
+        if job.headers is not None:
+            headers += read_headers(job.headers)
+        signed = await self.signed(text_of(claim.id), job.credentials_id, body)
+        if isinstance(signed, Failure):
+            return signed
+        headers += signed
+        timeout = self._timeout_seconds if job.timeout_seconds is None else job.timeout_seconds
+        return WebhookRequest(job.target_url, headers, body, timeout)
+
+    async def signed(
+        self, id: str, credentials_id: int | None, body: bytes
+    ) -> list[tuple[str, str]] | Failure:
+        """The headers by which a receiver knows that this came from us, and that it came twice."""
+        if credentials_id is None:
+            return [("webhook-id", id)]
+        secrets = await self._credentials(credentials_id)
+        if secrets is None:
+            return Failure("credentials_missing", "the credentials were deleted; requeue with others")
+        if isinstance(secrets, UnreadableSecrets):
+            return Failure("credentials_unreadable", secrets.message)
+        now = self._clock()
+        headers = {"webhook-id": id, **secrets.headers(id, now, body)}
+        if (token := secrets.bearer_token(now)) is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return list(headers.items())
+
+    def _conclude(self, job: Job, result: WebhookResult) -> Outcome:
+        wait = result.retry_after if result.status in _ASKS_TO_WAIT else None
+        if not wait:
+            return conclude(result, reject_4xx=self._reject_4xx)
+        failure = _failure(result)
+        if self._targets.close(job.target, wait):
+            return Retry(failure, after=wait, report=_report(result, pause=wait))
+        # Others have paid for this pause already.
+        return Retry(failure, after=self._targets.closed_for(job.target), charged=False)
+
+    def describe(self, claim: Claim[Job], settlement: Settlement | None) -> Mapping[str, Any]:
+        report = getattr(settlement, "report", None)
+        return {
+            "job": text_of(claim.id),
+            "target": claim.item.target,
+            "response_code": report.response_code if report is not None else None,
+        }
+
+
+def conclude(result: WebhookResult, *, reject_4xx: bool) -> Outcome:
+    """2xx completes, 410 ends; everything else is tried again, 4xx unless they are said to be final."""
+    status = result.status
+    if result.error_code is None and status is not None and 200 <= status < 300:
+        return Delivered(_report(result))
+    failure, report = _failure(result), _report(result)
+    final = status == 410 or (reject_4xx and _is_refusal(status)) or result.error_code == "invalid_url"
+    return Reject(failure, report) if final else Retry(failure, report=report)
+
+
+def _is_refusal(status: int | None) -> bool:
+    return status is not None and 400 <= status < 500 and status not in _WORTH_REPEATING
+
+
+def _failure(result: WebhookResult) -> Failure:
+    return Failure(result.error_code or f"http_{result.status}", result.message)
+
+
+def _report(result: WebhookResult, pause: float = 0.0) -> Report:
+    return Report(
+        result.seconds,
+        result.status,
+        result.body,
+        dict(result.headers),
+        result.unknown,
+        _target_failed(result),
+        pause,
+    )
+
+
+def _target_failed(result: WebhookResult) -> bool | None:
+    """Whether the target as a whole is in trouble, as against this one job."""
+    if result.error_code is not None:
+        return None if result.error_code in _OUR_OWN else True
+    return result.status is None or result.status >= 500 or result.status == 429

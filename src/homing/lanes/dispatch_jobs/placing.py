@@ -1,0 +1,260 @@
+"""Takes orders of jobs: one, or many with a verdict each, or many of which all are taken or none."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from homing.db import Row
+from homing.engine.coalesce import Batched
+from homing.errors import DatabaseError, InvalidRequest, NotAllowed, PayloadTooLarge, Refused, Unreachable
+from homing.lanes.dispatch_jobs.job import NewJob
+from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered
+from homing.lanes.dispatch_jobs.orders import JobRequest, Rules, read_order, unknown_credentials
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.lanes.dispatch_jobs.view import ErrorReply, Problem
+from homing.telemetry import Telemetry
+
+LANE = "dispatch_jobs"
+MOST_PER_POST = 1000
+#: Hundreds of payloads of a megabyte would make one statement that nothing holds; these go alone.
+_LARGE = 64 * 1024
+_REFUSED = "the database does not take this job"
+
+_encode = msgspec.json.Encoder().encode
+_Key = tuple[str, str, str, str | None]
+
+
+class Verdict(Struct, frozen=True, omit_defaults=True):
+    """What became of one item of a batch."""
+
+    verdict: Literal["created", "duplicate", "conflict", "invalid"]
+    id: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    error: Problem | UnsetType = UNSET
+
+
+class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Up to 1,000 jobs. With `atomic` either all of them are created or none."""
+
+    jobs: list[JobRequest]
+    atomic: bool = False
+
+
+class BatchReply(Struct, frozen=True):
+    created: int
+    #: In the order of the request.
+    items: list[Verdict]
+
+
+class Placed(Struct, frozen=True):
+    order: NewJob
+    ordered: Ordered
+
+
+class JobOrders:
+    """Orders that arrive at the same time share one insert."""
+
+    def __init__(
+        self,
+        jobs: DispatchJobs,
+        telemetry: Telemetry,
+        rules: Rules,
+        known_credentials: Callable[[int], Awaitable[bool]],
+    ) -> None:
+        self._jobs = jobs
+        self._telemetry = telemetry
+        self._rules = rules
+        self._known_credentials = known_credentials
+        self._coalesced: Batched[NewJob, Ordered] = Batched(jobs.enqueue)
+
+    async def place(self, body: bytes) -> Placed:
+        order = read_order(body, self._rules)
+        if order.credentials_id is not None and not await self._known_credentials(order.credentials_id):
+            raise unknown_credentials()
+        ordered = await self._enqueue(order)
+        if ordered.verdict == "conflict":
+            raise NotAllowed(_conflict(ordered.id))
+        self._telemetry.enqueued(LANE, int(ordered.verdict == "created"))
+        return Placed(order, ordered)
+
+    async def _enqueue(self, order: NewJob) -> Ordered:
+        try:
+            if len(order.payload) > _LARGE:
+                return (await self._jobs.enqueue([order]))[0]
+            return await self._coalesced(order)
+        except Refused as error:
+            self._telemetry.log.warning("dispatch_jobs.refused", error=str(error))
+            raise InvalidRequest(_REFUSED) from error
+
+    # ── a verdict for each ───────────────────────────────────────────────────────────────────────
+
+    async def place_all(self, items: Sequence[msgspec.Raw]) -> BatchReply:
+        """Everything that can be taken is taken."""
+        read = await self._read_all(items)
+        answers = iter(await self._take([one for one in read if isinstance(one, NewJob)]))
+        return self._reply([next(answers) if isinstance(one, NewJob) else one for one in read])
+
+    async def _take(self, orders: Sequence[NewJob]) -> Sequence[Ordered | InvalidRequest]:
+        if not orders:
+            return []
+        try:
+            return await self._jobs.enqueue(orders)
+        except Refused:
+            return [await self._take_one(order) for order in orders]
+
+    async def _take_one(self, order: NewJob) -> Ordered | InvalidRequest:
+        try:
+            return await self._enqueue(order)
+        except InvalidRequest as error:
+            return error
+
+    async def _read_all(self, items: Sequence[msgspec.Raw]) -> list[NewJob | InvalidRequest]:
+        if not 1 <= len(items) <= MOST_PER_POST:
+            raise InvalidRequest(
+                f"jobs: from 1 to {MOST_PER_POST:,} can be given, not {len(items):,}", "jobs"
+            )
+        read = [self._read(item) for item in items]
+        named = {one.credentials_id for one in read if isinstance(one, NewJob)} - {None}
+        known = {id for id in named if id is not None and await self._known_credentials(id)} | {None}
+        return [
+            unknown_credentials() if isinstance(one, NewJob) and one.credentials_id not in known else one
+            for one in read
+        ]
+
+    def _read(self, item: msgspec.Raw) -> NewJob | InvalidRequest:
+        try:
+            return read_order(item, self._rules)
+        except InvalidRequest as error:
+            return error
+
+    def _reply(self, answers: Sequence[Ordered | InvalidRequest]) -> BatchReply:
+        verdicts = [_verdict(answer) for answer in answers]
+        created = sum(verdict.verdict == "created" for verdict in verdicts)
+        self._telemetry.enqueued(LANE, created)
+        return BatchReply(created, verdicts)
+
+    # ── all or none ──────────────────────────────────────────────────────────────────────────────
+
+    async def place_together(self, items: Sequence[msgspec.Raw]) -> BatchReply | Rejection:
+        read = await self._read_all(items)
+        invalid = {n: one for n, one in enumerate(read) if isinstance(one, InvalidRequest)}
+        if invalid:
+            return Rejection(400, _rejected(len(read), {n: _problem(one) for n, one in invalid.items()}))
+        orders = [one for one in read if isinstance(one, NewJob)]
+        conflicts = _conflicts_within(orders)
+        if conflicts:
+            return _conflicting(len(orders), conflicts)
+        try:
+            ordered = await enqueue_together(self._jobs, orders)
+        except Unreachable:
+            raise
+        except DatabaseError:
+            first = await _known(self._jobs, dict(enumerate(orders)))
+            conflicts = {n: _conflict(one.id) for n, one in first.items() if one.verdict == "conflict"}
+            if not conflicts:
+                raise
+            return _conflicting(len(orders), conflicts)
+        return self._reply(ordered)
+
+
+class Rejection(Struct, frozen=True):
+    status: int
+    reply: ErrorReply
+
+
+async def enqueue_together(jobs: DispatchJobs, orders: Sequence[NewJob]) -> list[Ordered]:
+    """One transaction; it is undone, with a `DatabaseError`, where a key was used for something else."""
+    steps = ["lock_groups", "insert_jobs", "promote", "refuse_conflicts"]
+    groups = {order.group_id for order in orders if order.ordering == "group"}
+    numbered = dict(enumerate(orders))
+    results = await jobs.run_together(
+        steps,
+        groups=_encode(sorted(str(group) for group in groups)).decode(),
+        batch=_encode([{"number": n, **msgspec.structs.asdict(o)} for n, o in numbered.items()]).decode(),
+        keys=_keys(numbered),
+    )
+    rows = results["insert_jobs"]
+    if rows:
+        jobs.database.announce(CHANNEL)
+    found = {row["number"]: Ordered("created", row["id"], row["status"], row["created_at"]) for row in rows}
+    found |= await _known(jobs, {n: order for n, order in numbered.items() if n not in found})
+    return [found[n] for n in numbered]
+
+
+async def _known(jobs: DispatchJobs, orders: Mapping[int, NewJob]) -> dict[int, Ordered]:
+    """Those orders whose keys have been used, with the job of the first use."""
+    rows = await jobs.run("by_idempotency_key", keys=_keys(orders)) if orders else []
+    return {row["number"]: _repetition(orders[row["number"]], row) for row in rows}
+
+
+def _repetition(order: NewJob, first: Row) -> Ordered:
+    same = first["fingerprint"] in {None, order.fingerprint}
+    return Ordered("duplicate" if same else "conflict", first["id"], first["status"], first["created_at"])
+
+
+def _keys(orders: Mapping[int, NewJob]) -> str:
+    keys = [
+        {**dict(zip(_KEY, _key(order), strict=True)), "number": n, "fingerprint": order.fingerprint}
+        for n, order in orders.items()
+        if order.idempotency_key is not None
+    ]
+    return _encode(keys).decode()
+
+
+_KEY = ("source", "type", "target_url", "idempotency_key")
+
+
+def _key(order: NewJob) -> _Key:
+    return (order.source, order.type, order.target_url, order.idempotency_key)
+
+
+def _conflicts_within(orders: Sequence[NewJob]) -> dict[int, str]:
+    """Items of one batch that use the key of an earlier one for something else."""
+    first: dict[_Key, int] = {}
+    found = {}
+    for n, order in enumerate(orders):
+        if order.idempotency_key is None:
+            continue
+        before = first.setdefault(_key(order), n)
+        if orders[before].fingerprint != order.fingerprint:
+            found[n] = f"the idempotency key was used for another job, item {before} of this batch"
+    return found
+
+
+# ── verdicts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _conflict(id: int) -> str:
+    return f"the idempotency key was used for another job, {text_of(id)}; use a new key for a new job"
+
+
+def _verdict(answer: Ordered | InvalidRequest) -> Verdict:
+    if isinstance(answer, InvalidRequest):
+        return Verdict("invalid", error=_problem(answer))
+    if answer.verdict == "conflict":
+        error = Problem("CONFLICT", _conflict(answer.id), {"field": "idempotencyKey"})
+        return Verdict("conflict", text_of(answer.id), answer.status, error)
+    return Verdict(answer.verdict, text_of(answer.id), answer.status)
+
+
+def _problem(error: InvalidRequest) -> Problem:
+    code = "PAYLOAD_TOO_LARGE" if isinstance(error, PayloadTooLarge) else "INVALID_REQUEST"
+    return Problem(code, str(error), {"field": error.field} if error.field else {})
+
+
+def _rejected(total: int, problems: Mapping[int, Problem]) -> ErrorReply:
+    listed: list[dict[str, Any]] = [
+        {"item": n, "code": one.code, "message": one.message, **one.details} for n, one in problems.items()
+    ]
+    message = f"{len(problems)} of {total} jobs are invalid, so none was created"
+    return ErrorReply(Problem("INVALID_REQUEST", message, {"problems": listed}))
+
+
+def _conflicting(total: int, conflicts: Mapping[int, str]) -> Rejection:
+    listed = [{"item": n, "code": "CONFLICT", "message": message} for n, message in conflicts.items()]
+    message = f"{len(conflicts)} of {total} jobs use a key of another job, so none was created"
+    return Rejection(409, ErrorReply(Problem("CONFLICT", message, {"problems": listed})))

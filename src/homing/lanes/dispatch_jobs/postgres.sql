@@ -1,0 +1,679 @@
+-- dispatch_job on PostgreSQL. Time is the database's everywhere. Statements that write several rows lock
+-- them in id order: two that meet in opposite orders would deadlock. Whatever may change which job is the
+-- head of an ordered group runs between `lock_groups` and `promote`, in one transaction.
+
+-- fragment: claimed
+o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.defer_count AS deferrals,
+    o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url, o.payload,
+    o.payload_content_type, o.credentials_id, o.max_retries, o.retry_strategy, o.timeout_seconds,
+    CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type,
+    CASE WHEN o.has_headers THEN (
+        SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
+        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers
+
+-- name: due_targets
+-- One look into the index per target that has something open, not one per job: each step jumps to the next
+-- target. What is in flight comes along, also of targets that have nothing due.
+WITH RECURSIVE head AS (
+    (SELECT target, next_attempt_at
+     FROM dispatch_job
+     WHERE ready AND status IN ('PENDING', 'FAILED') AND target > :after
+     ORDER BY target, next_attempt_at
+     LIMIT 1)
+    UNION ALL
+    SELECT following.target, following.next_attempt_at
+    FROM head, LATERAL (
+        SELECT j.target, j.next_attempt_at
+        FROM dispatch_job AS j
+        WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target > head.target
+        ORDER BY j.target, j.next_attempt_at
+        LIMIT 1) AS following
+), heads AS MATERIALIZED (
+    SELECT * FROM head LIMIT :most
+), flying AS MATERIALIZED (
+    SELECT target, count(*) AS in_flight, count(*) FILTER (WHERE locked_by = :owner) AS ours
+    FROM dispatch_job
+    WHERE status = 'IN_PROGRESS'
+    GROUP BY target
+)
+SELECT coalesce(heads.target, flying.target) AS target, heads.target IS NOT NULL AS seen,
+    coalesce(heads.next_attempt_at <= now(), false)
+        AND coalesce(t.paused_until <= now(), true) AND coalesce(t.open_until <= now(), true) AS due,
+    coalesce(flying.in_flight, 0)::integer AS in_flight, coalesce(flying.ours, 0)::integer AS ours,
+    CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
+    t.rate_per_second, coalesce(t.failures, 0) AS failures,
+    greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for
+FROM heads FULL JOIN flying USING (target)
+LEFT JOIN homing_target AS t ON t.target = coalesce(heads.target, flying.target)
+
+-- name: lock_targets
+-- Before a claim from targets with limits: the next statement then sees what others have claimed of them.
+SELECT target
+FROM homing_target
+WHERE target IN (SELECT json_array_elements(:shares::json) ->> 'target')
+ORDER BY target
+FOR UPDATE
+
+-- name: claim
+-- From each target its share, and never more than its limits leave. By an array of ids, not by a join: the
+-- planner cannot know how small the shares are, and would read the whole table.
+WITH share AS MATERIALIZED (
+    SELECT s.target,
+        least(s.slots,
+              CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END
+                  - (SELECT count(*) FROM dispatch_job AS f WHERE f.status = 'IN_PROGRESS' AND f.target = t.target),
+              CASE WHEN t.rate_per_second IS NOT NULL
+                   THEN floor(least(greatest(t.rate_per_second, 1),
+                                    t.tokens + t.rate_per_second * extract(epoch FROM now() - t.tokens_at))) END
+        )::bigint AS slots
+    FROM json_to_recordset(:shares::json) AS s(target text, slots integer)
+    LEFT JOIN homing_target AS t ON t.target = s.target
+), candidates AS MATERIALIZED (
+    SELECT due.id
+    FROM share, LATERAL (
+        SELECT j.id
+        FROM dispatch_job AS j
+        WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = share.target
+          AND j.next_attempt_at <= now()
+        ORDER BY j.next_attempt_at, j.id
+        LIMIT greatest(share.slots, 0)
+        FOR UPDATE SKIP LOCKED) AS due
+), claimed AS (
+    UPDATE dispatch_job AS o
+    SET status = 'IN_PROGRESS',
+        claim_seq = o.claim_seq + 1,
+        locked_by = :owner,
+        lease_expires_at = now() + make_interval(secs => :lease_seconds),
+        updated_at = now()
+    WHERE o.id = ANY (ARRAY(SELECT id FROM candidates))
+    RETURNING {claimed}
+), spent AS (
+    UPDATE homing_target AS t
+    SET tokens = least(greatest(t.rate_per_second, 1),
+                       t.tokens + t.rate_per_second * extract(epoch FROM now() - t.tokens_at)) - taken.count,
+        tokens_at = now()
+    FROM (SELECT target, count(*) AS count FROM claimed GROUP BY target) AS taken
+    WHERE t.target = taken.target AND t.rate_per_second IS NOT NULL
+)
+SELECT * FROM claimed
+
+-- name: claim_one
+-- For a broker's message: that job, if it is due, its turn, and nobody's.
+WITH candidate AS MATERIALIZED (
+    SELECT j.id
+    FROM dispatch_job AS j LEFT JOIN homing_target AS t ON t.target = j.target
+    WHERE j.id = :id AND j.ready AND j.status IN ('PENDING', 'FAILED') AND j.next_attempt_at <= now()
+      AND coalesce(t.paused_until <= now(), true) AND coalesce(t.open_until <= now(), true)
+    FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE dispatch_job AS o
+SET status = 'IN_PROGRESS',
+    claim_seq = o.claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds),
+    updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM candidate))
+RETURNING {claimed}
+
+-- name: claim_lost
+-- Jobs that lost their worker for the fourth time and more: taken over, to be charged by the policy.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM dispatch_job
+    WHERE status = 'IN_PROGRESS' AND rescue_count >= 3
+      AND coalesce(lease_expires_at, updated_at + make_interval(secs => :lease_seconds)) < now()
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE dispatch_job AS o
+SET claim_seq = o.claim_seq + 1,
+    rescue_count = o.rescue_count + 1,
+    locked_by = :owner,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds),
+    updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM lost))
+RETURNING {claimed}
+
+-- name: lock_groups
+-- In the order of the keys: two batches with the same groups in opposite orders would deadlock.
+SELECT pg_advisory_xact_lock(hashtext('homing_job_group'), key)
+FROM (SELECT DISTINCT hashtext(value) AS key FROM json_array_elements_text(:groups::json) ORDER BY key) AS keys
+
+-- name: promote
+-- In each group that has no job ready or under way, the first becomes ready.
+UPDATE dispatch_job AS o
+SET ready = true
+FROM (
+    SELECT first.id
+    FROM (SELECT DISTINCT value AS group_id FROM json_array_elements_text(:groups::json)) AS g,
+    LATERAL (
+        SELECT j.id, j.ready
+        FROM dispatch_job AS j
+        WHERE j.group_id = g.group_id AND j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
+        ORDER BY j.position
+        LIMIT 1) AS first
+    WHERE NOT first.ready AND NOT EXISTS (
+        SELECT FROM dispatch_job AS j
+        WHERE j.group_id = g.group_id AND j.ordering = 'group' AND j.ready
+          AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS'))
+) AS heads
+WHERE o.id = heads.id
+RETURNING o.id, o.next_attempt_at <= now() AS due
+
+-- name: stuck_groups
+-- Groups whose first job is not ready, which only somebody else's SQL can bring about.
+WITH RECURSIVE head AS (
+    (SELECT group_id, ready
+     FROM dispatch_job
+     WHERE ordering = 'group' AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND group_id > :after
+     ORDER BY group_id, position
+     LIMIT 1)
+    UNION ALL
+    SELECT following.group_id, following.ready
+    FROM head, LATERAL (
+        SELECT j.group_id, j.ready
+        FROM dispatch_job AS j
+        WHERE j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND j.group_id > head.group_id
+        ORDER BY j.group_id, j.position
+        LIMIT 1) AS following
+)
+SELECT group_id, ready FROM head LIMIT :limit
+
+-- name: settle
+-- The new state and the attempt are one statement. By an array of ids, as in `claim`.
+WITH batch AS MATERIALIZED (
+    SELECT *
+    FROM json_to_recordset(:batch::json) AS b(
+        id bigint, fence bigint, status text, counted integer, delay double precision, error text,
+        error_class text, millis bigint, attempt text, response_code integer, response_body text,
+        response_headers jsonb, unknown boolean)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq, attempt_count
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'IN_PROGRESS'
+    ORDER BY id
+    FOR UPDATE
+), mine AS MATERIALIZED (
+    SELECT batch.*, held.attempt_count + 1 AS attempt_number
+    FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
+), attempts AS (
+    INSERT INTO dispatch_attempt (
+        dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
+        response_body, response_headers, error_class, error_message, unknown)
+    SELECT id, attempt_number, now() - millis * interval '1 ms', now(), millis, attempt, response_code,
+        response_body, response_headers, error_class, error, coalesce(unknown, false)
+    FROM mine
+    WHERE counted = 1
+    ORDER BY id
+)
+UPDATE dispatch_job AS o
+SET status = mine.status,
+    attempt_count = o.attempt_count + mine.counted,
+    defer_count = CASE WHEN mine.status IN ('PENDING', 'FAILED') AND mine.counted = 0 THEN o.defer_count + 1 ELSE 0 END,
+    next_attempt_at = CASE WHEN mine.status IN ('PENDING', 'FAILED') THEN now() + make_interval(secs => mine.delay)
+                           ELSE o.next_attempt_at END,
+    last_attempt_at = CASE WHEN mine.counted = 1 THEN now() - mine.millis * interval '1 ms' ELSE o.last_attempt_at END,
+    completed_at = CASE WHEN mine.status IN ('COMPLETED', 'ERROR') THEN now() END,
+    duration_millis = CASE WHEN mine.status IN ('COMPLETED', 'ERROR')
+        THEN greatest(0, extract(epoch FROM now() - greatest(o.created_at, o.scheduled_for)) * 1000)::bigint END,
+    last_error = mine.error,
+    error_class = mine.error_class,
+    locked_by = NULL,
+    lease_expires_at = NULL,
+    updated_at = now()
+FROM mine
+WHERE o.id = mine.id
+RETURNING o.id
+
+-- name: confirm
+SELECT o.id
+FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+JOIN dispatch_job AS o ON o.id = b.id
+WHERE o.claim_seq = b.fence AND o.status <> 'IN_PROGRESS'
+
+-- name: renew
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'IN_PROGRESS'
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE dispatch_job AS o
+SET lease_expires_at = now() + make_interval(secs => :lease_seconds)
+FROM (SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence) AS mine
+WHERE o.id = mine.id
+RETURNING o.id
+
+-- name: release
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'IN_PROGRESS'
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE dispatch_job AS o
+SET status = CASE WHEN o.attempt_count = o.attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+    locked_by = NULL, lease_expires_at = NULL, updated_at = now()
+FROM (SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence) AS mine
+WHERE o.id = mine.id
+RETURNING o.id
+
+-- name: rescue
+-- The fence rises, so that a settlement that was never written cannot be taken for one that was. Due now,
+-- so behind everything that was due before: a job that kills its workers must not stand first.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM dispatch_job
+    WHERE status = 'IN_PROGRESS' AND rescue_count < 3
+      AND coalesce(lease_expires_at, updated_at + make_interval(secs => :lease_seconds)) < now()
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE dispatch_job AS o
+SET status = CASE WHEN o.attempt_count = o.attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+    claim_seq = o.claim_seq + 1,
+    rescue_count = o.rescue_count + 1,
+    next_attempt_at = now(),
+    locked_by = NULL,
+    lease_expires_at = NULL,
+    updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM lost))
+RETURNING o.id
+
+-- name: expired
+SELECT id, CASE ordering WHEN 'group' THEN group_id END AS ordered_group
+FROM dispatch_job
+WHERE status IN ('PENDING', 'FAILED') AND expires_at IS NOT NULL AND expires_at <= now()
+ORDER BY expires_at
+LIMIT :limit
+
+-- name: expire
+WITH over AS MATERIALIZED (
+    SELECT id
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+      AND status IN ('PENDING', 'FAILED') AND expires_at <= now()
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE dispatch_job AS o
+SET status = 'ERROR',
+    last_error = 'expired before it could be delivered',
+    error_class = 'expired',
+    completed_at = now(),
+    duration_millis = greatest(0, extract(epoch FROM now() - greatest(o.created_at, o.scheduled_for)) * 1000)::bigint,
+    updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM over))
+RETURNING o.id, o.status
+
+-- name: make_attempt_weeks
+-- Those that dispatch_attempt will need, some weeks ahead.
+SELECT week FROM homing_make_attempt_weeks(8) AS week
+
+-- name: sweep_metadata
+-- There are no foreign keys, so what belongs to no job is looked for, a window at a time. The last hour is
+-- left alone: another program may write its rows in another order.
+WITH seen AS MATERIALIZED (
+    SELECT id, dispatch_job_id
+    FROM dispatch_job_metadata
+    WHERE id > :after AND id < homing_tsid_at(now() - interval '1 hour')
+    ORDER BY id
+    LIMIT :limit
+), orphans AS (
+    DELETE FROM dispatch_job_metadata AS m
+    USING seen
+    WHERE m.id = seen.id AND NOT EXISTS (SELECT FROM dispatch_job AS j WHERE j.id = seen.dispatch_job_id)
+    RETURNING m.id
+)
+SELECT max(id) AS last, (SELECT count(*) FROM orphans) AS swept FROM seen
+
+-- name: sweep_headers
+WITH seen AS MATERIALIZED (
+    SELECT DISTINCT dispatch_job_id
+    FROM (SELECT dispatch_job_id FROM dispatch_job_headers
+          WHERE dispatch_job_id > :after AND dispatch_job_id < homing_tsid_at(now() - interval '1 hour')
+          ORDER BY dispatch_job_id LIMIT :limit) AS window_of_rows
+), orphans AS (
+    DELETE FROM dispatch_job_headers AS h
+    USING seen
+    WHERE h.dispatch_job_id = seen.dispatch_job_id
+      AND NOT EXISTS (SELECT FROM dispatch_job AS j WHERE j.id = seen.dispatch_job_id)
+    RETURNING 1
+)
+SELECT max(dispatch_job_id) AS last, (SELECT count(*) FROM orphans) AS swept FROM seen
+
+-- name: sweep_attempts
+WITH seen AS MATERIALIZED (
+    SELECT id, dispatch_job_id
+    FROM dispatch_attempt
+    WHERE id > :after AND id < homing_tsid_at(now() - interval '1 hour')
+    ORDER BY id
+    LIMIT :limit
+), orphans AS (
+    DELETE FROM dispatch_attempt AS a
+    USING seen
+    WHERE a.id = seen.id AND NOT EXISTS (SELECT FROM dispatch_job AS j WHERE j.id = seen.dispatch_job_id)
+    RETURNING a.id
+)
+SELECT max(id) AS last, (SELECT count(*) FROM orphans) AS swept FROM seen
+
+-- name: note_targets
+INSERT INTO homing_target (target)
+SELECT v.target
+FROM json_to_recordset(:verdicts::json) AS v(target text, failures integer, pause double precision)
+WHERE v.failures > 0 OR v.pause > 0
+ORDER BY v.target
+ON CONFLICT (target) DO NOTHING
+
+-- name: judge_targets
+-- What attempts said of their targets, all of a flush at once. `failures` are those in a row after the last
+-- success. A success closes the breaker; enough failures open it, and so does a failed probe, for longer
+-- each time. A pause is what the target itself asked for.
+WITH said AS MATERIALIZED (
+    SELECT *
+    FROM json_to_recordset(:verdicts::json) AS v(
+        target text, succeeded boolean, failures integer, pause double precision, error text)
+), held AS MATERIALIZED (
+    SELECT target, failures, open_until, cooldown
+    FROM homing_target
+    WHERE target IN (SELECT target FROM said)
+    ORDER BY target
+    FOR UPDATE
+), verdict AS (
+    SELECT said.*,
+        CASE WHEN said.succeeded THEN 0 ELSE held.failures END + said.failures AS in_a_row,
+        CASE WHEN said.succeeded THEN NULL ELSE held.open_until END AS open_before,
+        least(greatest(CASE WHEN said.succeeded THEN 0 ELSE held.cooldown * 2 END, :cooldown::double precision),
+              :longest_cooldown::double precision) AS next_cooldown
+    FROM said JOIN held ON held.target = said.target
+), opening AS (
+    SELECT *, failures > 0 AND coalesce(open_before <= now(), in_a_row >= :threshold::integer) AS opens FROM verdict
+)
+UPDATE homing_target AS t
+SET failures = v.in_a_row,
+    open_until = CASE WHEN v.opens THEN now() + make_interval(secs => v.next_cooldown) ELSE v.open_before END,
+    cooldown = CASE WHEN v.opens THEN v.next_cooldown WHEN v.open_before IS NULL THEN 0 ELSE t.cooldown END,
+    paused_until = CASE WHEN v.pause > 0
+                        THEN greatest(t.paused_until, now() + make_interval(secs => v.pause)) ELSE t.paused_until END,
+    pause_reason = CASE WHEN v.pause > 0 THEN v.error ELSE t.pause_reason END,
+    last_error = coalesce(v.error, t.last_error),
+    updated_at = now()
+FROM opening AS v
+WHERE t.target = v.target
+RETURNING t.target, v.opens AS opened, t.failures
+
+-- name: insert_jobs
+-- Ids in the order of the request; rows by key, since two batches with the same keys in opposite orders
+-- would deadlock. A key that is known makes no row.
+WITH batch AS MATERIALIZED (
+    SELECT homing_tsid() AS id, CASE b.ordering WHEN 'group' THEN nextval('homing_job_position') END AS position, b.*
+    FROM json_to_recordset(:batch::json) AS b(
+        number integer, external_id text, source text, type text, group_id text, target_url text, target text,
+        protocol text, payload text, payload_content_type text, credentials_id bigint, max_retries integer,
+        retry_strategy text, scheduled_for timestamptz, expires_at timestamptz, idempotency_key text,
+        fingerprint text, queue_url text, ordering text, timeout_seconds double precision,
+        metadata json, headers json)
+), created AS (
+    INSERT INTO dispatch_job (
+        id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,
+        payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for, expires_at,
+        idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, ready,
+        position)
+    SELECT id, homing_tsid_time(id), homing_tsid_time(id), external_id, source, type, group_id, target_url, target,
+        protocol, payload, payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for,
+        expires_at, idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, headers IS NOT NULL,
+        greatest(scheduled_for, now()), ordering = 'none', position
+    FROM batch
+    ORDER BY idempotency_key, source, type, target_url, number
+    ON CONFLICT (idempotency_key, source, type, md5(target_url)) WHERE idempotency_key IS NOT NULL DO NOTHING
+    RETURNING id, status, created_at
+), metadata AS (
+    INSERT INTO dispatch_job_metadata (dispatch_job_id, meta_key, meta_value)
+    SELECT batch.id, entry.key, entry.value
+    FROM batch JOIN created ON created.id = batch.id, json_each_text(batch.metadata) AS entry
+), headers AS (
+    INSERT INTO dispatch_job_headers (dispatch_job_id, header_name, header_value)
+    SELECT batch.id, entry.key, entry.value
+    FROM batch JOIN created ON created.id = batch.id, json_each_text(batch.headers) AS entry
+)
+SELECT batch.number, created.id, created.status, created.created_at
+FROM created JOIN batch ON batch.id = created.id
+
+-- name: by_idempotency_key
+SELECT k.number, j.id, j.fingerprint, j.status, j.created_at
+FROM json_to_recordset(:keys::json) AS k(number integer, source text, type text, target_url text, idempotency_key text)
+JOIN dispatch_job AS j ON j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
+    AND md5(j.target_url) = md5(k.target_url)
+
+-- name: get
+SELECT o.*,
+    (SELECT json_object_agg(m.meta_key, m.meta_value)::text FROM dispatch_job_metadata AS m
+     WHERE m.dispatch_job_id = o.id) AS metadata,
+    (SELECT json_object_agg(h.header_name, h.header_value)::text FROM dispatch_job_headers AS h
+     WHERE h.dispatch_job_id = o.id) AS headers,
+    t.paused_until, t.pause_reason, t.open_until, t.last_error AS target_error, now() AS now
+FROM dispatch_job AS o LEFT JOIN homing_target AS t ON t.target = o.target
+WHERE o.id = :id
+
+-- name: attempts
+-- An attempt is younger than its job: that spares the partitions before it. A day is for clocks that were set back.
+SELECT *
+FROM dispatch_attempt
+WHERE dispatch_job_id = :id AND id >= :id - 362387865600000
+ORDER BY attempt_number, id
+
+-- name: ordered_groups
+SELECT DISTINCT group_id
+FROM dispatch_job
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint)) AND ordering = 'group'
+
+-- name: cancel
+WITH chosen AS MATERIALIZED (
+    SELECT id
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint)) AND status IN ('PENDING', 'FAILED')
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE dispatch_job AS o
+SET status = 'CANCELLED', updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM chosen))
+RETURNING o.id
+
+-- name: requeue
+-- With all attempts again, counted on from those it had. A job of an ordered group goes to the back.
+WITH chosen AS MATERIALIZED (
+    SELECT id
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint)) AND status IN ('ERROR', 'CANCELLED')
+    ORDER BY id
+    FOR UPDATE
+), placed AS MATERIALIZED (
+    SELECT id, nextval('homing_job_position') AS place FROM (SELECT id FROM chosen ORDER BY id) AS by_age
+)
+UPDATE dispatch_job AS o
+SET status = 'PENDING',
+    attempts_before = o.attempt_count,
+    next_attempt_at = now(),
+    expires_at = CASE WHEN o.expires_at <= now() THEN NULL ELSE o.expires_at END,
+    completed_at = NULL,
+    duration_millis = NULL,
+    rescue_count = 0,
+    defer_count = 0,
+    dead_letter_sent = false,
+    ready = o.ordering = 'none',
+    position = CASE o.ordering WHEN 'group' THEN placed.place END,
+    updated_at = now()
+FROM placed
+WHERE o.id = placed.id
+RETURNING o.id
+
+-- name: targets
+SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target > :after ORDER BY t.target LIMIT :limit
+
+-- name: target
+SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target = :target
+
+-- name: limit_target
+INSERT INTO homing_target AS t (target, max_concurrency, rate_per_second, tokens)
+VALUES (:target, :max_concurrency::integer, :rate_per_second::double precision,
+        greatest(:rate_per_second::double precision, 1))
+ON CONFLICT (target) DO UPDATE
+SET max_concurrency = excluded.max_concurrency, rate_per_second = excluded.rate_per_second,
+    tokens = greatest(excluded.rate_per_second, 1), tokens_at = now(), updated_at = now()
+RETURNING t.target
+
+-- name: pause_target
+INSERT INTO homing_target AS t (target, paused_until, pause_reason)
+VALUES (:target, :until::timestamptz, :reason)
+ON CONFLICT (target) DO UPDATE
+SET paused_until = excluded.paused_until, pause_reason = excluded.pause_reason, updated_at = now()
+RETURNING t.target
+
+-- name: resume_target
+-- Also closes the breaker: whoever resumes a target says that it is well.
+UPDATE homing_target AS t
+SET paused_until = NULL, pause_reason = NULL, open_until = NULL, cooldown = 0, failures = 0, updated_at = now()
+WHERE t.target = :target
+RETURNING t.target
+
+-- name: counts
+SELECT status, count(*) AS count FROM dispatch_job WHERE status <> 'COMPLETED' GROUP BY status
+UNION ALL
+SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint ELSE (SELECT count(*) FROM dispatch_job) END
+FROM pg_class AS c WHERE c.oid = 'dispatch_job'::regclass
+
+-- name: oldest_due
+SELECT extract(epoch FROM now() - min(next_attempt_at))::double precision AS age
+FROM dispatch_job
+WHERE ready AND status IN ('PENDING', 'FAILED') AND next_attempt_at <= now()
+
+-- name: listed_jobs
+-- Without the payload, which may be a megabyte.
+SELECT o.id, o.external_id, o.source, o.type, o.group_id, o.status, o.target_url, o.protocol, o.payload_content_type,
+    o.credentials_id, o.max_retries, o.retry_strategy, o.ordering, o.timeout_seconds, o.idempotency_key, o.queue_url,
+    o.scheduled_for, o.expires_at, o.attempt_count, o.next_attempt_at, o.last_attempt_at, o.completed_at,
+    o.duration_millis, o.last_error, o.error_class, o.created_at, o.updated_at,
+    (SELECT json_object_agg(m.meta_key, m.meta_value)::text FROM dispatch_job_metadata AS m
+     WHERE m.dispatch_job_id = o.id) AS metadata
+FROM dispatch_job AS o
+WHERE o.id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+
+-- name: group_head
+SELECT id, status
+FROM dispatch_job
+WHERE group_id = :group_id AND ordering = 'group' AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
+ORDER BY position
+LIMIT 1
+
+-- name: refuse_conflicts
+-- Undoes the transaction where a key of the batch was first used for something else. No statement can raise an
+-- error of its own, so this one divides by zero.
+SELECT 1 / CASE WHEN EXISTS (
+    SELECT
+    FROM json_to_recordset(:keys::json) AS k(
+        source text, type text, target_url text, idempotency_key text, fingerprint text)
+    JOIN dispatch_job AS j ON j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
+        AND md5(j.target_url) = md5(k.target_url)
+    WHERE j.fingerprint <> k.fingerprint) THEN 0 ELSE 1 END AS refused
+
+-- name: dead_groups
+-- One jump into the index per error class, then the newest jobs of each: a class with a million of them hides no
+-- other. Who is filtered out is read all the same, since there is an index by error class only.
+WITH RECURSIVE class AS (
+    (SELECT error_class FROM dispatch_job WHERE status = 'ERROR' AND error_class IS NOT NULL ORDER BY error_class LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.error_class FROM dispatch_job AS j
+            WHERE j.status = 'ERROR' AND j.error_class > class.error_class ORDER BY j.error_class LIMIT 1)
+    FROM class WHERE class.error_class IS NOT NULL
+), known AS MATERIALIZED (
+    SELECT error_class FROM class WHERE error_class IS NOT NULL LIMIT :classes
+), newest AS MATERIALIZED (
+    SELECT known.error_class, dead.*
+    FROM known CROSS JOIN LATERAL (
+        SELECT j.id, j.source, j.type
+        FROM dispatch_job AS j
+        WHERE j.status = 'ERROR' AND j.error_class = known.error_class
+          AND j.source = coalesce(:source::text, j.source) AND j.type = coalesce(:type::text, j.type)
+        ORDER BY j.id DESC
+        LIMIT :most) AS dead
+    UNION ALL
+    (SELECT 'unclassified', j.id, j.source, j.type
+     FROM dispatch_job AS j
+     WHERE j.status = 'ERROR' AND j.error_class IS NULL
+       AND j.source = coalesce(:source::text, j.source) AND j.type = coalesce(:type::text, j.type)
+     ORDER BY j.id DESC
+     LIMIT :most)
+), grouped AS MATERIALIZED (
+    SELECT error_class, source, type, count(*) AS count, max(id) AS newest,
+        (sum(count(*)) OVER (PARTITION BY error_class))::bigint AS of_class
+    FROM newest
+    GROUP BY error_class, source, type
+)
+SELECT g.error_class, g.source, g.type, g.count, g.of_class, j.id, j.last_error, j.created_at, j.completed_at
+FROM grouped AS g JOIN dispatch_job AS j ON j.id = g.newest
+ORDER BY g.count DESC, g.newest DESC
+LIMIT :groups
+
+-- name: success_by_source
+-- One jump per source, then only the entries of the last day, from the indexes alone.
+WITH RECURSIVE head AS (
+    (SELECT source FROM dispatch_job ORDER BY source LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.source FROM dispatch_job AS j WHERE j.source > head.source ORDER BY j.source LIMIT 1)
+    FROM head WHERE head.source IS NOT NULL
+), known AS MATERIALIZED (
+    SELECT source FROM head WHERE source IS NOT NULL LIMIT :most
+), counted AS MATERIALIZED (
+    SELECT known.source,
+        (SELECT count(*) FROM dispatch_job AS j
+         WHERE j.source = known.source AND j.created_at > now() - interval '24 hours') AS total,
+        (SELECT count(*) FROM dispatch_job AS j
+         WHERE j.source = known.source AND j.status = 'COMPLETED'
+           AND j.created_at > now() - interval '24 hours') AS successful
+    FROM known
+)
+SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
+
+-- name: duration_by_type
+WITH RECURSIVE head AS (
+    (SELECT type FROM dispatch_job ORDER BY type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.type FROM dispatch_job AS j WHERE j.type > head.type ORDER BY j.type LIMIT 1)
+    FROM head WHERE head.type IS NOT NULL
+), known AS MATERIALIZED (
+    SELECT type FROM head WHERE type IS NOT NULL LIMIT :most
+)
+SELECT known.type, count(*) AS count, avg(done.duration_millis)::double precision AS mean,
+    max(done.duration_millis) AS max
+FROM known CROSS JOIN LATERAL (
+    SELECT j.duration_millis
+    FROM dispatch_job AS j
+    WHERE j.type = known.type AND j.status = 'COMPLETED' AND j.created_at > now() - interval '24 hours'
+    ORDER BY j.created_at DESC
+    LIMIT :newest) AS done
+GROUP BY known.type
+ORDER BY known.type
+
+-- name: needs_attention
+-- Of jobs that are to be tried again, the newest are looked through: most of them have more than one attempt left.
+WITH failing AS MATERIALIZED (
+    SELECT id, created_at, attempt_count - attempts_before >= max_retries - 1 AS is_last
+    FROM dispatch_job
+    WHERE status = 'FAILED'
+    ORDER BY created_at DESC, id DESC
+    LIMIT :most
+)
+(SELECT id, created_at FROM dispatch_job WHERE status = 'ERROR' ORDER BY created_at DESC, id DESC LIMIT :limit)
+UNION ALL
+(SELECT id, created_at FROM failing WHERE is_last ORDER BY created_at DESC, id DESC LIMIT :limit)
+ORDER BY created_at DESC, id DESC
+LIMIT :limit

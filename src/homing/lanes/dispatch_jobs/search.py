@@ -1,0 +1,375 @@
+"""Finds jobs: the newest first, by any of the filters, at a price that does not grow with the table.
+
+The rows of one filter lie in an index in the order in which they are shown, so that a page is read and
+nothing is sorted. With metadata, or by an error class, they lie in the order of ids, which is the order of
+creation too. A statement is put together from the conditions that are given: one with `:x IS NULL OR …` for
+each would have one plan for all, and that plan would read the table.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Dialect, Query, Row, instant, iso
+from homing.db.queries import parse_queries
+from homing.errors import InvalidRequest, Unreachable
+from homing.lanes.dispatch_jobs.filters import Filter
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+
+#: So many are counted one by one; what is more is estimated.
+MOST_COUNTED: Final = 10_000
+#: Pages end here: to skip more rows, one has to read them.
+LAST_OFFSET: Final = 10_000
+#: A search that takes longer than this is given up, and a count that takes longer is estimated.
+_LONGEST_SEARCH = 5.0
+_LONGEST_COUNT = 1.0
+_GIVEN_UP = "57014"
+
+Direction = Literal["ASC", "DESC"]
+Purpose = Literal["read", "count", "estimate"]
+
+#: The error class of dead jobs that have none: another program ended them.
+UNCLASSIFIED: Final = "unclassified"
+
+_CONDITIONS: Mapping[str, str] = {
+    "status": "o.status = :status",
+    "source": "o.source = :source",
+    "type": "o.type = :type",
+    "group_id": "o.group_id = :group_id",
+    "external_id": "o.external_id = :external_id",
+    # As a constant, which is what the index of dead jobs asks for.
+    "error_class": "o.status = 'ERROR' AND o.error_class = :error_class",
+    "created_after": "o.created_at >= :created_after",
+    "created_before": "o.created_at <= :created_before",
+}
+_UNCLASSIFIED = "o.status = 'ERROR' AND o.error_class IS NULL"
+_ENTRY = "{0}.meta_key = :key{1} AND {0}.meta_value = :value{1}"
+# The same, written so that the order by value and id has to come from the index by key and value. In an order
+# by id alone the index by id would do as well, and where a frequent value is an old one, it reads them all.
+_ENTRY_IN_ORDER = "m.meta_key = :key{0} AND m.meta_value >= :value{0} AND m.meta_value <= :value{0}"
+_ALSO = "EXISTS (SELECT 1 FROM dispatch_job_metadata AS m{0} WHERE m{0}.dispatch_job_id = {1} AND {2}{3})"
+# Job by job in the order of the metadata: a join that begins with the jobs would read all that are newer.
+# PostgreSQL is kept to it by the OFFSET, SQLite by CROSS JOIN.
+_JOBS_OF_METADATA: Mapping[Dialect, str] = {
+    "postgres": "dispatch_job_metadata AS m CROSS JOIN LATERAL "
+    "(SELECT * FROM dispatch_job AS j WHERE j.id = m.dispatch_job_id OFFSET 0) AS o",
+    "sqlite": "dispatch_job_metadata AS m CROSS JOIN dispatch_job AS o",
+}
+_METADATA_AND_JOBS = "dispatch_job_metadata AS m JOIN dispatch_job AS o ON o.id = m.dispatch_job_id"
+_METADATA = "dispatch_job_metadata AS m"
+#: A search by metadata and more that begins with the jobs, as against one of the entries.
+_JOBS_FIRST = -1
+# One plan for all values would suit none: some have a handful of rows, some half of the table.
+_PLAN_FOR_THE_VALUES = Query(
+    "plan_for_the_values",
+    "SELECT set_config('plan_cache_mode', 'force_custom_plan', true),"
+    " set_config('statement_timeout', $1, true)",
+    ("longest",),
+    writes=False,
+)
+
+
+class TooSlow(InvalidRequest):
+    """The database was busy with it for too long."""
+
+
+class Place(Struct, frozen=True):
+    """Where a job stands among all: its time as the database wrote it, and its id."""
+
+    at: str
+    id: int
+
+
+class Total(Struct, frozen=True):
+    items: int
+    is_estimate: bool
+
+
+class Found(Struct, frozen=True):
+    """A page: rows of the query `listed_jobs`, and where the next page begins."""
+
+    rows: Sequence[Row]
+    page: int
+    total: Total
+    next: str | None
+
+
+class Cursor(Struct, frozen=True, array_like=True):
+    """What `next` holds. The total comes along: it was true for the first page, and is not counted again."""
+
+    filter: str
+    page: int
+    at: str
+    id: int
+    total: int
+    is_estimate: bool
+    #: What the search began with; going on in another order would skip jobs.
+    first: int
+
+    @property
+    def place(self) -> Place:
+        return Place(self.at, self.id)
+
+
+class JobSearch:
+    def __init__(self, jobs: DispatchJobs) -> None:
+        self._jobs = jobs
+        self._database = jobs.database
+        self._dialect: Dialect = jobs.database.dialect
+
+    async def page(
+        self, filter: Filter, *, page: int = 0, size: int = 20, cursor: str | None = None
+    ) -> Found:
+        """By number, or from where the cursor of another page ended."""
+        if page * size > LAST_OFFSET:
+            raise InvalidRequest(
+                f"page: goes up to the {LAST_OFFSET:,}th job; to go on, give `next` of a page as cursor",
+                "page",
+            )
+        if cursor is not None:
+            return await self._go_on(filter, read_cursor(cursor, filter), size)
+        first = await self.first(filter)
+        places = await self.places(filter, first, limit=size + 1, offset=page * size)
+        return await self._found(filter, places, size, page, await self.total(filter, first), first)
+
+    async def _go_on(self, filter: Filter, cursor: Cursor, size: int) -> Found:
+        first = cursor.first if -1 <= cursor.first < len(filter.metadata) else 0
+        places = await self.places(filter, first, after=cursor.place, limit=size + 1)
+        total = Total(cursor.total, cursor.is_estimate)
+        return await self._found(filter, places, size, cursor.page, total, first)
+
+    async def _found(
+        self, filter: Filter, places: Sequence[Place], size: int, page: int, total: Total, first: int
+    ) -> Found:
+        rows = await self.rows([place.id for place in places[:size]])
+        more = len(places) > size
+        return Found(
+            rows, page, total, _cursor(filter, page, places[size - 1], total, first) if more else None
+        )
+
+    async def first(self, filter: Filter) -> int:
+        """Which entry of the metadata a search begins with, or `_JOBS_FIRST`: whatever has fewest.
+
+        The planner would choose as well, but from how many there are, not from how old they are.
+        """
+        conditions = _on_jobs(filter)
+        if self._dialect == "sqlite" or not filter.metadata or not conditions:
+            return 0
+        entries = [_ENTRY.format("m", n) for n in range(len(filter.metadata))]
+        parts = [_text("1", "dispatch_job AS o", conditions)]
+        parts += [_text("1", "dispatch_job_metadata AS m", [entry]) for entry in entries]
+        plan = await self._plan(" UNION ALL ".join(parts), filter)
+        counts = [part["Plan Rows"] for part in plan["Plans"]]
+        return counts.index(min(counts)) - 1
+
+    async def places(
+        self,
+        filter: Filter,
+        first: int,
+        *,
+        after: Place | None = None,
+        limit: int,
+        offset: int = 0,
+        direction: Direction = "DESC",
+    ) -> list[Place]:
+        """Where the jobs stand that match, from there on."""
+        chosen = _choice(filter, self._dialect, "read", first)
+        conditions = [*chosen.conditions, *([_beyond(chosen, direction)] if after else [])]
+        text = _text(
+            chosen.keys, chosen.sources, conditions, _order(chosen, direction), "LIMIT :limit OFFSET :offset"
+        )
+        values = {**self._values(filter), "limit": limit, "offset": offset}
+        if after:
+            values |= {"after_id": after.id, "after_at": self._time(instant(after.at), after.at)}
+        rows = await self._fetch(text, values, _LONGEST_SEARCH)
+        return list(dict.fromkeys(Place(_written(row["created_at"]), row["id"]) for row in rows))
+
+    async def rows(self, ids: Sequence[int]) -> list[Row]:
+        """Jobs as lists show them, in this order; those that are gone meanwhile are left out."""
+        found = await self._jobs.run("listed_jobs", ids=msgspec.json.encode(ids).decode()) if ids else []
+        by_id = {row["id"]: row for row in found}
+        return [by_id[id] for id in ids if id in by_id]
+
+    # ── how many ─────────────────────────────────────────────────────────────────────────────────
+
+    async def total(self, filter: Filter, first: int) -> Total:
+        try:
+            counted = await self.count(filter, first, MOST_COUNTED + 1, longest=_LONGEST_COUNT)
+        except TooSlow:
+            return Total(await self._estimate(filter), is_estimate=True)
+        if counted <= MOST_COUNTED:
+            return Total(counted, is_estimate=False)
+        # SQLite keeps no statistics: there it stays at "more than 10,000".
+        estimate = await self._estimate(filter) if self._dialect == "postgres" else counted
+        return Total(max(counted, estimate), is_estimate=True)
+
+    async def count(self, filter: Filter, first: int, most: int, *, longest: float = _LONGEST_SEARCH) -> int:
+        """How many match, counted up to `most`."""
+        chosen = _choice(filter, self._dialect, "count", first)
+        # In order: an index serves it then, where the planner would read a part of the table and hope.
+        found = _text("1", chosen.sources, chosen.conditions, _order(chosen, "DESC"), "LIMIT :most")
+        text = _text("count(*) AS count", f"({found}) AS found")
+        rows = await self._fetch(text, {**self._values(filter), "most": most}, longest)
+        return int(rows[0]["count"])
+
+    async def _estimate(self, filter: Filter) -> int:
+        """What the planner expects, from the statistics that PostgreSQL keeps of the table."""
+        chosen = _choice(filter, self._dialect, "estimate", 0)
+        plan = await self._plan(_text("1", chosen.sources, chosen.conditions), filter)
+        return int(plan["Plan Rows"])
+
+    async def _plan(self, text: str, filter: Filter) -> Mapping[str, Any]:
+        rows = await self._fetch(f"EXPLAIN (FORMAT JSON) {text}", self._values(filter), _LONGEST_SEARCH)
+        plan: Mapping[str, Any] = msgspec.json.decode(next(iter(rows[0])))[0]["Plan"]
+        return plan
+
+    # ── statements ───────────────────────────────────────────────────────────────────────────────
+
+    async def _fetch(self, text: str, values: Mapping[str, Any], longest: float) -> Sequence[Row]:
+        query = _query(text, self._dialect)
+        if self._dialect == "sqlite":
+            return await self._database.fetch(query, values)
+        try:
+            steps = [_PLAN_FOR_THE_VALUES, query]
+            return (await self._database.fetch_all(steps, {**values, "longest": str(int(longest * 1000))}))[1]
+        except Unreachable as error:
+            if getattr(error.__cause__, "sqlstate", None) == _GIVEN_UP:
+                raise TooSlow("this takes too long with so many jobs; add another filter") from None
+            raise
+
+    def _values(self, filter: Filter) -> dict[str, Any]:
+        given = {name: getattr(filter, name) for name in _CONDITIONS if getattr(filter, name) is not None}
+        values = {k: self._time(v, iso(v)) if isinstance(v, datetime) else v for k, v in given.items()}
+        for n, (key, value) in enumerate(filter.metadata):
+            values |= {f"key{n}": key, f"value{n}": value}
+        return values
+
+    def _time(self, moment: datetime | None, text: str | None) -> datetime | str | None:
+        return moment if self._dialect == "postgres" else text
+
+
+class _Choice(Struct, frozen=True):
+    """Where matching rows come from, and which of them match."""
+
+    sources: str
+    conditions: tuple[str, ...]
+    #: The columns that say the order, the last of them the id, and where the last page ended.
+    order: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @property
+    def keys(self) -> str:
+        return f"{self.order[-1]} AS id, o.created_at"
+
+
+@lru_cache(maxsize=4096)
+def _query(text: str, dialect: Dialect) -> Query:
+    return next(parse_queries(f"-- name: search\n{text}", dialect))
+
+
+def _choice(filter: Filter, dialect: Dialect, purpose: Purpose, first: int) -> _Choice:
+    conditions = _on_jobs(filter)
+    if filter.metadata and first != _JOBS_FIRST:
+        return _choice_by_metadata(filter, dialect, purpose, first)
+    fence = " OFFSET 0"  # PostgreSQL would turn it into a join, and begin with the metadata after all.
+    entries = [_also(n, "o.id", fence) for n in range(len(filter.metadata))]
+    if filter.error_class is not None:
+        return _Choice("dispatch_job AS o", (*conditions, *entries), ("o.id",), (":after_id",))
+    order = ("o.created_at", "o.id")
+    return _Choice("dispatch_job AS o", (*conditions, *entries), order, (":after_at", ":after_id"))
+
+
+def _choice_by_metadata(filter: Filter, dialect: Dialect, purpose: Purpose, first: int) -> _Choice:
+    on_jobs = _on_jobs(filter)
+    others = [n for n in range(len(filter.metadata)) if n != first]
+    conditions = (*(_also(n, "m.dispatch_job_id") for n in others), *on_jobs)
+    entry = _ENTRY.format("m", first)
+    plain = ("m.dispatch_job_id",), (":after_id",)
+    if purpose == "estimate":
+        return _Choice(_METADATA_AND_JOBS if on_jobs else _METADATA, (entry, *conditions), *plain)
+    if not on_jobs and purpose == "count":
+        sources = _METADATA
+    else:
+        sources = _JOBS_OF_METADATA[dialect]
+        conditions += ("o.id = m.dispatch_job_id",) if dialect == "sqlite" else ()
+    if others and not on_jobs:
+        # The indexes of two entries lie in the order of ids, and are read side by side.
+        return _Choice(sources, (entry, *conditions), *plain)
+    order, after = ("m.meta_value", "m.dispatch_job_id"), (f":value{first}", ":after_id")
+    return _Choice(sources, (_ENTRY_IN_ORDER.format(first), *conditions), order, after)
+
+
+def _also(n: int, id: str, fence: str = "") -> str:
+    return _ALSO.format(n, id, _ENTRY.format(f"m{n}", n), fence)
+
+
+def _on_jobs(filter: Filter) -> tuple[str, ...]:
+    return tuple(_condition(name, filter) for name in _CONDITIONS if getattr(filter, name) is not None)
+
+
+def _condition(name: str, filter: Filter) -> str:
+    is_without = name == "error_class" and filter.error_class == UNCLASSIFIED
+    return _UNCLASSIFIED if is_without else _CONDITIONS[name]
+
+
+def _order(chosen: _Choice, direction: Direction) -> str:
+    return "ORDER BY " + ", ".join(f"{column} {direction}" for column in chosen.order)
+
+
+def _beyond(chosen: _Choice, direction: Direction) -> str:
+    sign = "<" if direction == "DESC" else ">"
+    return f"({', '.join(chosen.order)}) {sign} ({', '.join(chosen.after)})"
+
+
+def _text(
+    columns: str, sources: str, conditions: Sequence[str] = (), order: str = "", limit: str = ""
+) -> str:
+    where = ["WHERE", " AND ".join(conditions)] if conditions else []
+    return " ".join(["SELECT", columns, "FROM", sources, *where, order, limit])
+
+
+def _written(moment: datetime | str) -> str:
+    """To the last digit: a cursor that is rounded would skip jobs or show them twice."""
+    return moment if isinstance(moment, str) else moment.isoformat()
+
+
+# ── cursors ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _cursor(filter: Filter, page: int, last: Place, total: Total, first: int) -> str:
+    cursor = Cursor(_digest(filter), page + 1, last.at, last.id, total.items, total.is_estimate, first)
+    return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
+
+
+def read_cursor(text: str, filter: Filter) -> Cursor:
+    cursor = _decoded(text)
+    if cursor is None or not 0 <= cursor.id < 2**63 or cursor.page < 0 or cursor.total < 0:
+        raise InvalidRequest("cursor: is none; take it from `next` of a page", "cursor")
+    if cursor.filter != _digest(filter):
+        raise InvalidRequest(
+            "cursor: belongs to a search by other filters; begin without it, or give the same filters",
+            "cursor",
+        )
+    return cursor
+
+
+def _decoded(text: str) -> Cursor | None:
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        cursor = msgspec.json.decode(data, type=Cursor)
+        instant(cursor.at)
+    except (ValueError, msgspec.MsgspecError):
+        return None
+    return cursor
+
+
+def _digest(filter: Filter) -> str:
+    return hashlib.sha256(msgspec.json.encode(filter)).hexdigest()[:12]

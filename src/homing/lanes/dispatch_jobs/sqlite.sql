@@ -1,0 +1,594 @@
+-- dispatch_job on SQLite: the same queries by the same names. A query may be several statements here, where
+-- PostgreSQL writes to several tables in one; they run in one transaction, and the last one answers. There
+-- is one writer at a time, so nothing needs to be locked beforehand. CROSS JOIN keeps the order of the
+-- tables as written: the batch is small, whatever the planner thinks.
+
+-- fragment: now
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+
+-- fragment: lease_end
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+
+-- fragment: duration
+max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coalesce(dispatch_job.scheduled_for, '')))) * 86400000) AS INTEGER))
+
+-- fragment: claimed
+id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
+    next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url, payload,
+    payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
+    CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type,
+    CASE WHEN has_headers THEN (
+        SELECT json_group_array(json_array(h.header_name, h.header_value))
+        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers
+
+-- name: due_targets
+WITH RECURSIVE head(target) AS (
+    SELECT min(target) FROM dispatch_job WHERE ready AND status IN ('PENDING', 'FAILED') AND target > :after
+    UNION ALL
+    SELECT (SELECT min(j.target) FROM dispatch_job AS j
+            WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target > head.target)
+    FROM head WHERE head.target IS NOT NULL
+), heads AS (
+    SELECT target FROM head WHERE target IS NOT NULL LIMIT :most
+), flying AS (
+    SELECT target, count(*) AS in_flight, count(CASE WHEN locked_by = :owner THEN 1 END) AS ours
+    FROM dispatch_job WHERE status = 'IN_PROGRESS' GROUP BY target
+), known AS (
+    SELECT target, 1 AS seen FROM heads
+    UNION ALL
+    SELECT target, 0 FROM flying WHERE target NOT IN (SELECT target FROM heads)
+)
+SELECT known.target, known.seen,
+    known.seen AND (SELECT min(j.next_attempt_at) FROM dispatch_job AS j
+                    WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = known.target) <= {now}
+        AND coalesce(t.paused_until <= {now}, 1) AND coalesce(t.open_until <= {now}, 1) AS due,
+    coalesce(flying.in_flight, 0) AS in_flight, coalesce(flying.ours, 0) AS ours,
+    CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
+    t.rate_per_second, coalesce(t.failures, 0) AS failures,
+    max(0.0, (julianday(max(coalesce(t.paused_until, ''), coalesce(t.open_until, ''))) - julianday('now')) * 86400) AS closed_for
+FROM known LEFT JOIN flying ON flying.target = known.target LEFT JOIN homing_target AS t ON t.target = known.target
+
+-- name: lock_targets
+SELECT 1 WHERE :shares IS NULL
+
+-- fragment: tokens
+min(max(t.rate_per_second, 1), t.tokens + t.rate_per_second * (julianday('now') - julianday(t.tokens_at)) * 86400)
+
+-- fragment: room
+coalesce(CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END
+        - (SELECT count(*) FROM dispatch_job AS f WHERE f.status = 'IN_PROGRESS' AND f.target = t.target), 1000000)
+
+-- name: claim
+-- First the tokens of targets with a rate are spent on what is due of them. A correlated LIMIT must be a
+-- constant, so each target offers the largest share, and the rank cuts it.
+WITH grants AS MATERIALIZED (
+    SELECT t.target, {tokens} AS tokens,
+        max(0, min(json_extract(s.value, '$.slots'), {room}, CAST({tokens} AS INTEGER),
+            (SELECT count(*) FROM (
+                SELECT 1 FROM dispatch_job AS d
+                WHERE d.ready AND d.status IN ('PENDING', 'FAILED') AND d.target = t.target AND d.next_attempt_at <= {now}
+                LIMIT 1000)))) AS granted
+    FROM json_each(:shares) AS s JOIN homing_target AS t ON t.target = json_extract(s.value, '$.target')
+    WHERE t.rate_per_second IS NOT NULL
+)
+UPDATE homing_target
+SET granted = grants.granted, tokens = grants.tokens - grants.granted, tokens_at = {now}
+FROM grants
+WHERE homing_target.target = grants.target;
+WITH share AS MATERIALIZED (
+    SELECT json_extract(s.value, '$.target') AS target,
+        min(json_extract(s.value, '$.slots'), {room},
+            CASE WHEN t.rate_per_second IS NULL THEN 1000000 ELSE t.granted END) AS slots
+    FROM json_each(:shares) AS s LEFT JOIN homing_target AS t ON t.target = json_extract(s.value, '$.target')
+), ranked AS MATERIALIZED (
+    SELECT j.id, share.slots,
+        row_number() OVER (PARTITION BY j.target ORDER BY j.next_attempt_at, j.id) AS place
+    FROM share CROSS JOIN dispatch_job AS j
+    WHERE j.id IN (
+        SELECT d.id
+        FROM dispatch_job AS d
+        WHERE d.ready AND d.status IN ('PENDING', 'FAILED') AND d.target = share.target AND d.next_attempt_at <= {now}
+        ORDER BY d.next_attempt_at, d.id
+        LIMIT (SELECT max(slots) FROM share))
+)
+UPDATE dispatch_job
+SET status = 'IN_PROGRESS',
+    claim_seq = claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = {lease_end},
+    updated_at = {now}
+WHERE id IN (SELECT id FROM ranked WHERE place <= slots)
+RETURNING {claimed}
+
+-- name: claim_one
+UPDATE dispatch_job
+SET status = 'IN_PROGRESS',
+    claim_seq = claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = {lease_end},
+    updated_at = {now}
+WHERE id = :id AND ready AND status IN ('PENDING', 'FAILED') AND next_attempt_at <= {now}
+  AND NOT EXISTS (SELECT 1 FROM homing_target AS t
+                  WHERE t.target = dispatch_job.target AND (t.paused_until > {now} OR t.open_until > {now}))
+RETURNING {claimed}
+
+-- name: claim_lost
+UPDATE dispatch_job
+SET claim_seq = claim_seq + 1,
+    rescue_count = rescue_count + 1,
+    locked_by = :owner,
+    lease_expires_at = {lease_end},
+    updated_at = {now}
+WHERE id IN (
+    SELECT id
+    FROM dispatch_job
+    WHERE status = 'IN_PROGRESS' AND rescue_count >= 3
+      AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, printf('%+.3f seconds', :lease_seconds))) < {now}
+    LIMIT :limit)
+RETURNING {claimed}
+
+-- name: lock_groups
+SELECT 1 WHERE :groups IS NULL
+
+-- name: promote
+UPDATE dispatch_job
+SET ready = 1
+WHERE id IN (
+    SELECT (SELECT j.id FROM dispatch_job AS j
+            WHERE j.group_id = g.value AND j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
+            ORDER BY j.position LIMIT 1)
+    FROM json_each(:groups) AS g
+    WHERE NOT EXISTS (
+        SELECT 1 FROM dispatch_job AS j
+        WHERE j.group_id = g.value AND j.ordering = 'group' AND j.ready
+          AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND j.target IS NOT NULL))
+RETURNING id, next_attempt_at <= {now} AS due
+
+-- name: stuck_groups
+WITH RECURSIVE head(group_id) AS (
+    SELECT min(group_id) FROM dispatch_job
+    WHERE ordering = 'group' AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND group_id > :after
+    UNION ALL
+    SELECT (SELECT min(j.group_id) FROM dispatch_job AS j
+            WHERE j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND j.group_id > head.group_id)
+    FROM head WHERE head.group_id IS NOT NULL
+)
+SELECT head.group_id, (SELECT j.ready FROM dispatch_job AS j
+    WHERE j.group_id = head.group_id AND j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
+    ORDER BY j.position LIMIT 1) AS ready
+FROM head WHERE head.group_id IS NOT NULL LIMIT :limit
+
+-- name: settle
+UPDATE homing_tsid
+SET base = max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22, last + 1);
+UPDATE homing_tsid SET last = base + json_array_length(:batch);
+INSERT INTO dispatch_attempt (
+    id, dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
+    response_body, response_headers, error_class, error_message, unknown)
+SELECT (SELECT base FROM homing_tsid) + b.key, j.id, j.attempt_count + 1,
+    strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', json_extract(b.value, '$.millis') / -1000.0)), {now},
+    json_extract(b.value, '$.millis'), json_extract(b.value, '$.attempt'), json_extract(b.value, '$.response_code'),
+    json_extract(b.value, '$.response_body'), json_extract(b.value, '$.response_headers'),
+    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), coalesce(json_extract(b.value, '$.unknown'), 0)
+FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = json_extract(b.value, '$.id')
+WHERE j.status = 'IN_PROGRESS' AND j.claim_seq = json_extract(b.value, '$.fence') AND json_extract(b.value, '$.counted') = 1;
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
+        json_extract(value, '$.status') AS status, json_extract(value, '$.counted') AS counted,
+        json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error,
+        json_extract(value, '$.error_class') AS error_class, json_extract(value, '$.millis') AS millis
+    FROM json_each(:batch)
+)
+UPDATE dispatch_job
+SET status = batch.status,
+    attempt_count = attempt_count + batch.counted,
+    defer_count = CASE WHEN batch.status IN ('PENDING', 'FAILED') AND batch.counted = 0 THEN defer_count + 1 ELSE 0 END,
+    next_attempt_at = CASE WHEN batch.status IN ('PENDING', 'FAILED')
+        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay)) ELSE next_attempt_at END,
+    last_attempt_at = CASE WHEN batch.counted = 1
+        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.millis / -1000.0)) ELSE last_attempt_at END,
+    completed_at = CASE WHEN batch.status IN ('COMPLETED', 'ERROR') THEN {now} END,
+    duration_millis = CASE WHEN batch.status IN ('COMPLETED', 'ERROR') THEN {duration} END,
+    last_error = batch.error,
+    error_class = batch.error_class,
+    locked_by = NULL,
+    lease_expires_at = NULL,
+    updated_at = {now}
+FROM batch
+WHERE dispatch_job.id = batch.id AND dispatch_job.status = 'IN_PROGRESS' AND dispatch_job.claim_seq = batch.fence
+RETURNING id
+
+-- name: confirm
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+SELECT dispatch_job.id
+FROM batch CROSS JOIN dispatch_job ON dispatch_job.id = batch.id
+WHERE dispatch_job.claim_seq = batch.fence AND dispatch_job.status <> 'IN_PROGRESS'
+
+-- name: renew
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+UPDATE dispatch_job
+SET lease_expires_at = {lease_end}
+FROM batch
+WHERE dispatch_job.id = batch.id AND dispatch_job.status = 'IN_PROGRESS' AND dispatch_job.claim_seq = batch.fence
+RETURNING id
+
+-- name: release
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+UPDATE dispatch_job
+SET status = CASE WHEN attempt_count = attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+    locked_by = NULL, lease_expires_at = NULL, updated_at = {now}
+FROM batch
+WHERE dispatch_job.id = batch.id AND dispatch_job.status = 'IN_PROGRESS' AND dispatch_job.claim_seq = batch.fence
+RETURNING id
+
+-- name: rescue
+UPDATE dispatch_job
+SET status = CASE WHEN attempt_count = attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+    claim_seq = claim_seq + 1,
+    rescue_count = rescue_count + 1,
+    next_attempt_at = {now},
+    locked_by = NULL,
+    lease_expires_at = NULL,
+    updated_at = {now}
+WHERE id IN (
+    SELECT id
+    FROM dispatch_job
+    WHERE status = 'IN_PROGRESS' AND rescue_count < 3
+      AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, printf('%+.3f seconds', :lease_seconds))) < {now}
+    LIMIT :limit)
+RETURNING id
+
+-- name: expired
+SELECT id, CASE ordering WHEN 'group' THEN group_id END AS ordered_group
+FROM dispatch_job
+WHERE status IN ('PENDING', 'FAILED') AND expires_at IS NOT NULL AND expires_at <= {now}
+ORDER BY expires_at
+LIMIT :limit
+
+-- name: expire
+UPDATE dispatch_job
+SET status = 'ERROR',
+    last_error = 'expired before it could be delivered',
+    error_class = 'expired',
+    completed_at = {now},
+    duration_millis = {duration},
+    updated_at = {now}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILED') AND expires_at <= {now}
+RETURNING id, status
+
+-- name: make_attempt_weeks
+-- There are no partitions here.
+SELECT NULL AS week WHERE 0
+
+-- name: sweep_metadata
+DELETE FROM dispatch_job_metadata
+WHERE id IN (
+    SELECT m.id
+    FROM (SELECT id, dispatch_job_id FROM dispatch_job_metadata
+          WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+          ORDER BY id LIMIT :limit) AS m
+    WHERE NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = m.dispatch_job_id));
+SELECT max(id) AS last, changes() AS swept
+FROM (SELECT id FROM dispatch_job_metadata
+      WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+      ORDER BY id LIMIT :limit)
+
+-- name: sweep_headers
+DELETE FROM dispatch_job_headers
+WHERE dispatch_job_id IN (
+    SELECT h.dispatch_job_id
+    FROM (SELECT dispatch_job_id FROM dispatch_job_headers
+          WHERE dispatch_job_id > :after AND dispatch_job_id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+          ORDER BY dispatch_job_id LIMIT :limit) AS h
+    WHERE NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = h.dispatch_job_id));
+SELECT max(dispatch_job_id) AS last, changes() AS swept
+FROM (SELECT dispatch_job_id FROM dispatch_job_headers
+      WHERE dispatch_job_id > :after AND dispatch_job_id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+      ORDER BY dispatch_job_id LIMIT :limit)
+
+-- name: sweep_attempts
+DELETE FROM dispatch_attempt
+WHERE id IN (
+    SELECT a.id
+    FROM (SELECT id, dispatch_job_id FROM dispatch_attempt
+          WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+          ORDER BY id LIMIT :limit) AS a
+    WHERE NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = a.dispatch_job_id));
+SELECT max(id) AS last, changes() AS swept
+FROM (SELECT id FROM dispatch_attempt
+      WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+      ORDER BY id LIMIT :limit)
+
+-- name: note_targets
+INSERT INTO homing_target (target)
+SELECT json_extract(value, '$.target')
+FROM json_each(:verdicts)
+WHERE json_extract(value, '$.failures') > 0 OR json_extract(value, '$.pause') > 0
+ON CONFLICT (target) DO NOTHING
+
+-- name: judge_targets
+WITH verdict AS MATERIALIZED (
+    SELECT t.target, json_extract(v.value, '$.failures') AS failures, json_extract(v.value, '$.pause') AS pause,
+        json_extract(v.value, '$.error') AS error,
+        CASE WHEN json_extract(v.value, '$.succeeded') THEN 0 ELSE t.failures END
+            + json_extract(v.value, '$.failures') AS in_a_row,
+        CASE WHEN json_extract(v.value, '$.succeeded') THEN NULL ELSE t.open_until END AS open_before,
+        min(max(CASE WHEN json_extract(v.value, '$.succeeded') THEN 0 ELSE t.cooldown * 2 END, :cooldown),
+            :longest_cooldown) AS next_cooldown
+    FROM json_each(:verdicts) AS v JOIN homing_target AS t ON t.target = json_extract(v.value, '$.target')
+), opening AS MATERIALIZED (
+    SELECT *, failures > 0 AND coalesce(open_before <= {now}, in_a_row >= :threshold) AS opens FROM verdict
+)
+UPDATE homing_target
+SET failures = opening.in_a_row,
+    open_until = CASE WHEN opening.opens
+        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', opening.next_cooldown)) ELSE opening.open_before END,
+    cooldown = CASE WHEN opening.opens THEN opening.next_cooldown
+                    WHEN opening.open_before IS NULL THEN 0 ELSE homing_target.cooldown END,
+    paused_until = CASE WHEN opening.pause > 0
+        THEN max(coalesce(paused_until, ''), strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', opening.pause)))
+        ELSE paused_until END,
+    pause_reason = CASE WHEN opening.pause > 0 THEN opening.error ELSE pause_reason END,
+    last_error = coalesce(opening.error, last_error),
+    updated_at = {now}
+FROM opening
+WHERE homing_target.target = opening.target
+RETURNING target, open_until > {now} AS opened, failures
+
+-- name: insert_jobs
+UPDATE homing_tsid
+SET base = max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22, last + 1,
+               (SELECT coalesce(max(id), 0) + 1 FROM dispatch_job));
+UPDATE homing_tsid SET last = base + json_array_length(:batch) * 64;
+INSERT INTO dispatch_job (
+    id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,
+    payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for, expires_at,
+    idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, ready,
+    position)
+SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b.value, '$.external_id'),
+    json_extract(b.value, '$.source'), json_extract(b.value, '$.type'), json_extract(b.value, '$.group_id'),
+    json_extract(b.value, '$.target_url'), json_extract(b.value, '$.target'), json_extract(b.value, '$.protocol'),
+    json_extract(b.value, '$.payload'), json_extract(b.value, '$.payload_content_type'),
+    json_extract(b.value, '$.credentials_id'), json_extract(b.value, '$.max_retries'),
+    json_extract(b.value, '$.retry_strategy'), json_extract(b.value, '$.scheduled_for'),
+    json_extract(b.value, '$.expires_at'), json_extract(b.value, '$.idempotency_key'),
+    json_extract(b.value, '$.fingerprint'), json_extract(b.value, '$.queue_url'), json_extract(b.value, '$.ordering'),
+    json_extract(b.value, '$.timeout_seconds'), json_extract(b.value, '$.headers') IS NOT NULL,
+    max(coalesce(json_extract(b.value, '$.scheduled_for'), ''), {now}),
+    json_extract(b.value, '$.ordering') = 'none',
+    CASE json_extract(b.value, '$.ordering') WHEN 'group' THEN b.key + 1 + (
+        SELECT coalesce(max(j.position), 0) FROM dispatch_job AS j
+        WHERE j.group_id = json_extract(b.value, '$.group_id') AND j.ordering = 'group'
+          AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')) END
+FROM json_each(:batch) AS b
+WHERE true
+ON CONFLICT (idempotency_key, source, type, target_url) WHERE idempotency_key IS NOT NULL DO NOTHING;
+INSERT INTO dispatch_job_metadata (id, dispatch_job_id, meta_key, meta_value)
+SELECT j.id + row_number() OVER (PARTITION BY j.id), j.id, entry.key, entry.value
+FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64,
+    json_each(json_extract(b.value, '$.metadata')) AS entry;
+INSERT INTO dispatch_job_headers (dispatch_job_id, header_name, header_value)
+SELECT j.id, entry.key, entry.value
+FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64,
+    json_each(json_extract(b.value, '$.headers')) AS entry;
+SELECT json_extract(b.value, '$.number') AS number, j.id, j.status, j.created_at
+FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64
+
+-- name: by_idempotency_key
+SELECT json_extract(k.value, '$.number') AS number, j.id, j.fingerprint, j.status, j.created_at
+FROM json_each(:keys) AS k CROSS JOIN dispatch_job AS j
+    ON j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
+    AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
+    AND j.target_url = json_extract(k.value, '$.target_url')
+
+-- name: get
+SELECT o.*,
+    (SELECT json_group_object(m.meta_key, m.meta_value) FROM dispatch_job_metadata AS m
+     WHERE m.dispatch_job_id = o.id) AS metadata,
+    (SELECT json_group_object(h.header_name, h.header_value) FROM dispatch_job_headers AS h
+     WHERE h.dispatch_job_id = o.id) AS headers,
+    t.paused_until, t.pause_reason, t.open_until, t.last_error AS target_error, {now} AS now
+FROM dispatch_job AS o LEFT JOIN homing_target AS t ON t.target = o.target
+WHERE o.id = :id
+
+-- name: attempts
+SELECT * FROM dispatch_attempt WHERE dispatch_job_id = :id ORDER BY attempt_number, id
+
+-- name: ordered_groups
+SELECT DISTINCT group_id
+FROM dispatch_job
+WHERE id IN (SELECT value FROM json_each(:ids)) AND ordering = 'group'
+
+-- name: cancel
+UPDATE dispatch_job
+SET status = 'CANCELLED', updated_at = {now}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILED')
+RETURNING id
+
+-- name: requeue
+UPDATE dispatch_job
+SET status = 'PENDING',
+    attempts_before = attempt_count,
+    next_attempt_at = {now},
+    expires_at = CASE WHEN expires_at <= {now} THEN NULL ELSE expires_at END,
+    completed_at = NULL,
+    duration_millis = NULL,
+    rescue_count = 0,
+    defer_count = 0,
+    dead_letter_sent = 0,
+    ready = ordering = 'none',
+    position = CASE ordering WHEN 'group' THEN (
+        SELECT coalesce(max(j.position), 0) + 1
+        FROM dispatch_job AS j
+        WHERE j.group_id = dispatch_job.group_id AND j.ordering = 'group'
+          AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')) END,
+    updated_at = {now}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('ERROR', 'CANCELLED')
+RETURNING id
+
+-- name: targets
+SELECT *, {now} AS now FROM homing_target WHERE target > :after ORDER BY target LIMIT :limit
+
+-- name: target
+SELECT *, {now} AS now FROM homing_target WHERE target = :target
+
+-- name: limit_target
+INSERT INTO homing_target (target, max_concurrency, rate_per_second, tokens)
+VALUES (:target, :max_concurrency, :rate_per_second, max(coalesce(:rate_per_second, 1), 1))
+ON CONFLICT (target) DO UPDATE
+SET max_concurrency = excluded.max_concurrency, rate_per_second = excluded.rate_per_second,
+    tokens = excluded.tokens, tokens_at = {now}, updated_at = {now}
+RETURNING target
+
+-- name: pause_target
+INSERT INTO homing_target (target, paused_until, pause_reason)
+VALUES (:target, :until, :reason)
+ON CONFLICT (target) DO UPDATE
+SET paused_until = excluded.paused_until, pause_reason = excluded.pause_reason, updated_at = {now}
+RETURNING target
+
+-- name: resume_target
+UPDATE homing_target
+SET paused_until = NULL, pause_reason = NULL, open_until = NULL, cooldown = 0, failures = 0, updated_at = {now}
+WHERE target = :target
+RETURNING target
+
+-- name: counts
+SELECT status, count(*) AS count FROM dispatch_job WHERE status <> 'COMPLETED' GROUP BY status
+UNION ALL
+SELECT 'total', count(*) FROM dispatch_job
+
+-- name: oldest_due
+SELECT (julianday('now') - julianday(min(next_attempt_at))) * 86400 AS age
+FROM dispatch_job
+WHERE ready AND status IN ('PENDING', 'FAILED') AND next_attempt_at <= {now}
+
+-- name: listed_jobs
+SELECT o.id, o.external_id, o.source, o.type, o.group_id, o.status, o.target_url, o.protocol, o.payload_content_type,
+    o.credentials_id, o.max_retries, o.retry_strategy, o.ordering, o.timeout_seconds, o.idempotency_key, o.queue_url,
+    o.scheduled_for, o.expires_at, o.attempt_count, o.next_attempt_at, o.last_attempt_at, o.completed_at,
+    o.duration_millis, o.last_error, o.error_class, o.created_at, o.updated_at,
+    (SELECT json_group_object(m.meta_key, m.meta_value) FROM dispatch_job_metadata AS m
+     WHERE m.dispatch_job_id = o.id) AS metadata
+FROM dispatch_job AS o
+WHERE o.id IN (SELECT value FROM json_each(:ids))
+
+-- name: group_head
+SELECT id, status
+FROM dispatch_job
+WHERE group_id = :group_id AND ordering = 'group' AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
+ORDER BY position
+LIMIT 1
+
+-- name: refuse_conflicts
+-- Here it is the absolute value of the one number that has none.
+SELECT abs(CASE WHEN EXISTS (
+    SELECT 1
+    FROM json_each(:keys) AS k CROSS JOIN dispatch_job AS j
+        ON j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
+        AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
+        AND j.target_url = json_extract(k.value, '$.target_url')
+    WHERE j.fingerprint <> json_extract(k.value, '$.fingerprint')) THEN -9223372036854775807 - 1 ELSE 1 END) AS refused
+
+-- name: dead_groups
+WITH RECURSIVE class(error_class) AS (
+    SELECT min(error_class) FROM dispatch_job WHERE status = 'ERROR'
+    UNION ALL
+    SELECT (SELECT min(j.error_class) FROM dispatch_job AS j
+            WHERE j.status = 'ERROR' AND j.error_class > class.error_class)
+    FROM class WHERE class.error_class IS NOT NULL
+), known AS MATERIALIZED (
+    SELECT error_class FROM class WHERE error_class IS NOT NULL LIMIT :classes
+), newest AS MATERIALIZED (
+    SELECT j.error_class, j.id, j.source, j.type
+    FROM known CROSS JOIN dispatch_job AS j
+    WHERE j.id IN (
+        SELECT d.id
+        FROM dispatch_job AS d
+        WHERE d.status = 'ERROR' AND d.error_class = known.error_class
+          AND d.source = coalesce(:source, d.source) AND d.type = coalesce(:type, d.type)
+        ORDER BY d.id DESC
+        LIMIT :most)
+    UNION ALL
+    SELECT 'unclassified', j.id, j.source, j.type
+    FROM dispatch_job AS j
+    WHERE j.id IN (
+        SELECT d.id
+        FROM dispatch_job AS d
+        WHERE d.status = 'ERROR' AND d.error_class IS NULL
+          AND d.source = coalesce(:source, d.source) AND d.type = coalesce(:type, d.type)
+        ORDER BY d.id DESC
+        LIMIT :most)
+), grouped AS MATERIALIZED (
+    SELECT error_class, source, type, count(*) AS count, max(id) AS newest,
+        sum(count(*)) OVER (PARTITION BY error_class) AS of_class
+    FROM newest
+    GROUP BY error_class, source, type
+)
+SELECT g.error_class, g.source, g.type, g.count, g.of_class, j.id, j.last_error, j.created_at, j.completed_at
+FROM grouped AS g JOIN dispatch_job AS j ON j.id = g.newest
+ORDER BY g.count DESC, g.newest DESC
+LIMIT :groups
+
+-- fragment: a_day_ago
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
+
+-- name: success_by_source
+WITH RECURSIVE head(source) AS (
+    SELECT min(source) FROM dispatch_job
+    UNION ALL
+    SELECT (SELECT min(j.source) FROM dispatch_job AS j WHERE j.source > head.source)
+    FROM head WHERE head.source IS NOT NULL
+), known AS MATERIALIZED (
+    SELECT source FROM head WHERE source IS NOT NULL LIMIT :most
+), counted AS MATERIALIZED (
+    SELECT known.source,
+        (SELECT count(*) FROM dispatch_job AS j
+         WHERE j.source = known.source AND j.created_at > {a_day_ago}) AS total,
+        (SELECT count(*) FROM dispatch_job AS j
+         WHERE j.source = known.source AND j.status = 'COMPLETED' AND j.created_at > {a_day_ago}) AS successful
+    FROM known
+)
+SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
+
+-- name: duration_by_type
+WITH RECURSIVE head(type) AS (
+    SELECT min(type) FROM dispatch_job
+    UNION ALL
+    SELECT (SELECT min(j.type) FROM dispatch_job AS j WHERE j.type > head.type)
+    FROM head WHERE head.type IS NOT NULL
+), known AS MATERIALIZED (
+    SELECT type FROM head WHERE type IS NOT NULL LIMIT :most
+)
+SELECT known.type, count(*) AS count, avg(j.duration_millis) AS mean, max(j.duration_millis) AS max
+FROM known CROSS JOIN dispatch_job AS j
+WHERE j.id IN (
+    SELECT d.id
+    FROM dispatch_job AS d
+    WHERE d.type = known.type AND d.status = 'COMPLETED' AND d.created_at > {a_day_ago}
+    ORDER BY d.created_at DESC
+    LIMIT :newest)
+GROUP BY known.type
+ORDER BY known.type
+
+-- name: needs_attention
+WITH failing AS MATERIALIZED (
+    SELECT id, created_at, attempt_count - attempts_before >= max_retries - 1 AS is_last
+    FROM dispatch_job
+    WHERE status = 'FAILED'
+    ORDER BY created_at DESC, id DESC
+    LIMIT :most
+), ended AS MATERIALIZED (
+    SELECT id, created_at FROM dispatch_job WHERE status = 'ERROR' ORDER BY created_at DESC, id DESC LIMIT :limit
+)
+SELECT id, created_at FROM ended
+UNION ALL
+SELECT id, created_at FROM failing WHERE is_last
+ORDER BY created_at DESC, id DESC
+LIMIT :limit

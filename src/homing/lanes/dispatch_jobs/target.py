@@ -1,0 +1,269 @@
+"""Targets: who may have how many of our slots.
+
+A target is scheme, host, port and credentials. What all processes must know of it (pauses, breaker, limits)
+stands in `homing_target`; here is what one process sees for itself: who answers quickly, and who is at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from homing.engine.model import Monotonic, Rand
+
+_PORTS = {"http": 80, "https": 443}
+#: A target that takes longer than this is slow.
+_QUICK = 1.0
+#: A job that waits longer than this for its turn at the target goes back, for others to see.
+LONGEST_TURN = 1.0
+#: Jobs are claimed this many seconds before a quick target can take them.
+_MOMENT = 0.25
+#: Seconds for which what a target said to us counts, also where the table does not know it yet.
+_AHEAD_OF_THE_TABLE = 3.0
+
+
+def target_of(url: str, credentials_id: int | None) -> str:
+    """As `homing_target_of` in the database has it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        return "invalid"
+    host = (parts.hostname or "").lower()
+    place = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    return place if credentials_id is None else f"{place}#{credentials_id}"
+
+
+class Standing(Struct, frozen=True, gc=False):
+    """A target at the moment of a claim, as the database knows it."""
+
+    target: str
+    #: It has a job that is due, and may be asked.
+    due: bool
+    #: Jobs of it that any process holds, and those of this one.
+    in_flight: int
+    ours: int
+    #: Never more than this at once, all processes together; 1 while its breaker is half open.
+    most_in_flight: int | None = None
+    rate_per_second: float | None = None
+    failures: int = 0
+    #: Seconds until it may be asked again.
+    closed_for: float = 0.0
+
+    @property
+    def limited(self) -> bool:
+        return self.most_in_flight is not None or self.rate_per_second is not None
+
+
+class Gate:
+    """One target's traffic in this process: so many at once, the others in line."""
+
+    __slots__ = ("_free", "_impatience", "_line", "_started", "closed_until", "heard_until", "seconds")
+
+    def __init__(self, width: int) -> None:
+        self._free = width
+        #: Since when, and what wakes it.
+        self._line: deque[tuple[float, asyncio.Future[bool]]] = deque()
+        self._impatience: asyncio.TimerHandle | None = None
+        self._started: dict[int, float] = {}
+        #: By our monotonic clock; nothing is sent before.
+        self.closed_until = 0.0
+        #: Until then we know better than the table, which learns of a pause with the next settlement.
+        self.heard_until = 0.0
+        #: How long the last attempt took.
+        self.seconds: float | None = None
+
+    def is_quick(self, now: float) -> bool:
+        """It answered quickly, and keeps nobody waiting now."""
+        if self.seconds is None or self.seconds >= _QUICK:
+            return False
+        return not self._started or now - next(iter(self._started.values())) < _QUICK
+
+    @property
+    def idle(self) -> bool:
+        return not self._started and not self._line
+
+    async def enter(self, id: int, monotonic: Monotonic) -> bool:
+        """Wait for a turn; False when it takes too long."""
+        if self._free > 0:
+            self._free -= 1
+        elif not await self._turn():
+            return False
+        self._started[id] = monotonic()
+        return True
+
+    async def _turn(self) -> bool:
+        """Whoever leaves hands its place over, so that nobody comes in between."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._line.append((loop.time(), turn))
+        # One timer for the whole line: one for each in it would cost more than sending.
+        if self._impatience is None:
+            self._impatience = loop.call_later(LONGEST_TURN, self._send_back)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._hand_over()
+            raise
+
+    def _send_back(self) -> None:
+        """Those who have waited long enough go; for the others the timer is set again."""
+        loop = asyncio.get_running_loop()
+        while self._line and self._line[0][0] <= loop.time() - LONGEST_TURN:
+            _, turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(False)
+        left = self._line[0][0] + LONGEST_TURN - loop.time() if self._line else None
+        self._impatience = None if left is None else loop.call_later(max(left, 0.001), self._send_back)
+
+    def leave(self, id: int, seconds: float | None) -> None:
+        """`seconds` is None when the target was not asked after all."""
+        del self._started[id]
+        if seconds is not None:
+            self.seconds = seconds
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._line:
+            _, turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(True)
+                return
+        self._free += 1
+
+
+class Targets:
+    """Shares the slots of this process among targets: fairly, and half of them only for the quick."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        connections: int,
+        monotonic: Monotonic = time.monotonic,
+        rand: Rand = random.random,
+    ) -> None:
+        self._slots = slots
+        self._connections = connections
+        self._monotonic = monotonic
+        self._rand = rand
+        self._gates: dict[str, Gate] = {}
+        self.forget_above = 10_000
+
+    def gate(self, target: str) -> Gate:
+        gate = self._gates.get(target)
+        if gate is None:
+            self._forget_the_idle()
+            gate = self._gates[target] = Gate(self._connections)
+        return gate
+
+    def _forget_the_idle(self) -> None:
+        if len(self._gates) >= self.forget_above:
+            now = self._monotonic()
+            self._gates = {
+                name: gate for name, gate in self._gates.items() if not gate.idle or gate.closed_until > now
+            }
+
+    def close(self, target: str, seconds: float) -> bool:
+        """Send it nothing for a while; False when it was closed already."""
+        gate, now = self.gate(target), self._monotonic()
+        news = gate.closed_until <= now
+        gate.closed_until = max(gate.closed_until, now + seconds)
+        gate.heard_until = min(gate.closed_until, now + _AHEAD_OF_THE_TABLE)
+        return news
+
+    def follow(self, standings: Iterable[Standing]) -> None:
+        """Close and open as the table says: another process, or a person, may have."""
+        now = self._monotonic()
+        for standing in standings:
+            if standing.closed_for > 0 or standing.target in self._gates:
+                gate = self.gate(standing.target)
+                gate.closed_until = max(now + standing.closed_for, gate.heard_until)
+
+    def closed_for(self, target: str) -> float:
+        gate = self._gates.get(target)
+        return max(0.0, gate.closed_until - self._monotonic()) if gate is not None else 0.0
+
+    def share_out(self, free: int, standings: Sequence[Standing]) -> dict[str, int]:
+        """How many jobs to claim of which target.
+
+        Whoever holds fewest gets first. A target that is slow, or that nobody knows yet, gets at most what
+        can be sent at once, and all of them together half of the slots: the other half is there for those
+        who answer, whatever the slow ones do.
+        """
+        now = self._monotonic()
+        quick: list[Wish] = []
+        slow: list[Wish] = []
+        slow_held = 0
+        for standing in standings:
+            gate = self._gates.get(standing.target)
+            is_quick = gate is not None and gate.is_quick(now)
+            slow_held += 0 if is_quick else standing.ours
+            if standing.due and (gate is None or gate.closed_until <= now):
+                (quick if is_quick else slow).append(self._wish(standing, is_quick=is_quick))
+        for_slow = min(free, max(0, self._slots // 2 - slow_held))
+        shares = fill(for_slow, slow, self._rand)
+        return shares | fill(free - sum(shares.values()), quick, self._rand)
+
+    def _wish(self, standing: Standing, *, is_quick: bool) -> Wish:
+        most = self._ahead(standing.target) if is_quick else self._connections
+        most -= standing.ours
+        if standing.most_in_flight is not None:
+            most = min(most, standing.most_in_flight - standing.in_flight)
+        return Wish(standing.target, standing.ours, max(0, most))
+
+
+    def _ahead(self, target: str) -> int:
+        """As many as it will have answered in a moment, so that the next are at hand when those have gone."""
+        seconds = max(self._gates[target].seconds or 0.0, 0.001)
+        soon = int(self._connections * _MOMENT / seconds)
+        return max(self._connections, min(soon, self._slots // 2))
+
+
+class Wish(Struct, frozen=True, gc=False):
+    """What a target holds already, and how many more it could take."""
+
+    target: str
+    held: int
+    room: int
+
+
+def fill(free: int, wishes: Iterable[Wish], rand: Rand) -> dict[str, int]:
+    """Raise all to the same level, as water does; what is left over goes to some, by lot."""
+    takers = [wish for wish in wishes if wish.room > 0]
+    level = _level(free, takers)
+    shares = {w.target: _below(w, level) for w in takers}
+    rest = free - sum(shares.values())
+    hungry = sorted((w for w in takers if shares[w.target] < w.room), key=lambda w: (w.held, rand()))
+    for wish in hungry[:rest]:
+        if wish.held <= level:
+            shares[wish.target] += 1
+    return {target: share for target, share in shares.items() if share}
+
+
+def _level(free: int, takers: Sequence[Wish]) -> int:
+    """The highest level that all can be raised to with what is free."""
+    low, high = 0, max((w.held + w.room for w in takers), default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(_below(w, middle) for w in takers) <= free:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _below(wish: Wish, level: int) -> int:
+    return min(wish.room, max(0, level - wish.held))
+
+
+def still_hungry(shares: Mapping[str, int], claimed: Mapping[str, int]) -> list[str]:
+    """Targets that took all they were offered: they may have more."""
+    return [target for target, share in shares.items() if claimed.get(target, 0) >= share]

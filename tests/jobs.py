@@ -1,0 +1,124 @@
+"""A Homing with a receiver on loopback, and plain SQL on its tables, as another program would use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from tests.outbox import LogLines
+
+from homing.app import Homing
+from homing.db.queries import parse_queries
+from homing.engine.deliver import Deliverer
+from homing.engine.model import Claim, Settlement
+from homing.lanes.dispatch_jobs.job import Job, NewJob
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs, Ordered
+from homing.lanes.dispatch_jobs.lane import DispatchJobsLane
+from homing.lanes.dispatch_jobs.target import target_of
+from homing.settings import load_settings
+from homing.telemetry import Telemetry, make_logger
+
+
+class JobBench:
+    """What a test of the lane holds in its hands."""
+
+    def __init__(self, homing: Homing, log: LogLines) -> None:
+        self.homing = homing
+        self.log = log
+
+    @property
+    def jobs(self) -> DispatchJobs:
+        return self.homing.jobs
+
+    @property
+    def lane(self) -> DispatchJobsLane:
+        assert isinstance(self.homing.webhooks.lane, DispatchJobsLane)
+        return self.homing.webhooks.lane
+
+    @property
+    def deliverer(self) -> Deliverer:
+        return self.homing.webhooks.deliverer
+
+    async def sql(self, statement: str, **parameters: Any) -> list[dict[str, Any]]:
+        """Run plain SQL with `:name` parameters, outside of everything Homing knows."""
+        query = next(parse_queries(f"-- name: plain\n{statement}", self.homing.database.dialect))
+        query = msgspec.structs.replace(query, writes=not statement.lstrip().upper().startswith("SELECT"))
+        return [dict(row) for row in await self.homing.database.fetch(query, parameters)]
+
+    async def create(self, url: str, count: int = 1, **columns: Any) -> list[int]:
+        """Jobs as the API would store them."""
+        return [ordered.id for ordered in await self.order([job(url, **columns) for _ in range(count)])]
+
+    async def order(self, jobs: Sequence[NewJob]) -> list[Ordered]:
+        return await self.jobs.enqueue(jobs)
+
+    async def row(self, id: int) -> dict[str, Any]:
+        found = await self.jobs.get(id)
+        assert found is not None
+        return dict(found)
+
+    async def states(self, ids: Sequence[int]) -> list[str]:
+        return [(await self.row(id))["status"] for id in ids]
+
+    async def attempts(self, id: int) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self.jobs.attempts(id)]
+
+    async def run_batch(self, limit: int = 100) -> dict[int, Settlement | None]:
+        """Claim what is due and wait for its end."""
+        return await self.deliverer.settled(await self.deliverer.run_batch(limit))
+
+    async def claim(self, limit: int = 100) -> list[Claim[Job]]:
+        return await self.jobs.claim(limit)
+
+    async def make_due(self) -> None:
+        """What waits for its next attempt need not be waited for."""
+        now = (
+            "now()" if self.homing.database.dialect == "postgres" else "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+        )
+        await self.sql(
+            f"UPDATE dispatch_job SET next_attempt_at = {now} WHERE status IN ('PENDING', 'FAILED')"
+        )
+
+    async def run_until_idle(self, rounds: int = 100) -> None:
+        """Deliver, due or not, until nothing is open."""
+        for _ in range(rounds):
+            await self.run_batch()
+            counts = await self.jobs.counts()
+            if not counts["PENDING"] + counts["FAILED"] + counts["IN_PROGRESS"]:
+                return
+            await self.make_due()
+        raise AssertionError("jobs are still open")
+
+
+def job(url: str, **columns: Any) -> NewJob:
+    values: Mapping[str, Any] = {
+        "source": "order-service",
+        "type": "order.created",
+        "payload": '{"orderId":"12345","amount":99.99}',
+        **columns,
+    }
+    return NewJob(target_url=url, target=target_of(url, values.get("credentials_id")), **values)
+
+
+@asynccontextmanager
+async def job_bench(database_url: str, **settings: Any) -> AsyncIterator[JobBench]:
+    log = LogLines()
+    telemetry = Telemetry(make_logger("json", 0, log.stream), CollectorRegistry())
+    chosen = {"database_url": database_url, "encryption_key": "A" * 43 + "=", **settings}
+    homing = Homing(load_settings(chosen, environ={}), telemetry)
+    try:
+        await homing.migrate()
+        yield JobBench(homing, log)
+    finally:
+        await homing.webhooks.deliverer.drain(5)
+        await homing.close()
+
+
+async def eventually(condition: Any, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,238 @@
+"""Dead letters, statistics and targets over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.lanes.dispatch_jobs.api_bench import (
+    CREDENTIALS,
+    CREDENTIALS_TEXT,
+    TRY_AGAIN,
+    URL,
+    ApiBench,
+    api_bench,
+    moment,
+)
+
+from homing.lanes.dispatch_jobs.search import JobSearch
+from homing.lanes.dispatch_jobs.statistics import JobStatistics
+from homing.lanes.dispatch_jobs.target_desk import ProbeRequest
+
+
+@pytest.fixture
+async def api(database_url: str) -> AsyncIterator[ApiBench]:
+    async with api_bench(database_url) as bench:
+        yield bench
+
+
+# ── dead letters ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("JOB-25")
+async def test_dead_letters_are_grouped_by_what_they_died_of(api: ApiBench) -> None:
+    assert await api.get("dead") == {"groups": [], "items": [], "next": None}
+    timeouts = await api.create_many([{"source": "a"}] * 3 + [{"source": "b"}])
+    await api.bury_all("timeout", "no answer within 30 s")
+    await api.create_many([{"source": "a", "type": "other"}] * 2)
+    await api.bury_all("http_410", "HTTP 410")
+    await api.create()
+    groups = (await api.get("dead"))["groups"]
+    assert [(g["errorClass"], g["source"], g["type"], g["count"]) for g in groups] == [
+        ("timeout", "a", "order.created", 3),
+        ("http_410", "a", "other", 2),
+        ("timeout", "b", "order.created", 1),
+    ]
+    assert groups[0]["exampleId"] == timeouts[2]
+    assert (groups[0]["lastError"], groups[0]["countIsLowerBound"]) == ("no answer within 30 s", False)
+    assert datetime.now(UTC) - moment(groups[0]["newestAt"]) < timedelta(minutes=1)
+    of_b = (await api.get("dead", source="b"))["groups"]
+    assert [(g["errorClass"], g["count"]) for g in of_b] == [("timeout", 1)]
+    assert [g["count"] for g in (await api.get("dead", type="other"))["groups"]] == [2]
+
+
+@pytest.mark.clause("JOB-25")
+async def test_the_jobs_of_one_error_class_are_listed(api: ApiBench) -> None:
+    ids = (await api.create_many([{"source": f"s{n % 2}"} for n in range(5)]))[::-1]
+    await api.bury_all("timeout", "no answer")
+    await api.create()
+    await api.bury_all("http_500")
+    first = await api.get("dead", errorClass="timeout", size=2)
+    assert {g["errorClass"] for g in first["groups"]} == {"timeout"}
+    assert [job["id"] for job in first["items"]] == ids[:2]
+    second = await api.get("dead", errorClass="timeout", size=3, before=first["next"])
+    assert ([job["id"] for job in second["items"]], second["next"]) == (ids[2:], None)
+    only = await api.get("dead", errorClass="timeout", source="s1")
+    assert [job["source"] for job in only["items"]] == ["s1", "s1"]
+
+
+async def test_jobs_that_another_program_ended_are_unclassified(api: ApiBench) -> None:
+    job = await api.create()
+    await api.sql("UPDATE dispatch_job SET status = 'ERROR' RETURNING id")
+    groups = (await api.get("dead"))["groups"]
+    assert [(g["errorClass"], g["exampleId"]) for g in groups] == [("unclassified", job["id"])]
+    listed = await api.get("dead", errorClass="unclassified")
+    assert [one["id"] for one in listed["items"]] == [job["id"]]
+
+
+@pytest.mark.parametrize("query", ["before=x", "before=0000000000000", "errorclass=x", "size=0", "page=1"])
+async def test_mistakes_are_explained(sqlite_url: str, query: str) -> None:
+    async with api_bench(sqlite_url) as api:
+        response = await api.client.get(f"/api/dispatch/dead?{query}")
+        assert response.status_code == 400
+        assert response.json()["error"]["details"]["field"] == query.partition("=")[0]
+
+
+# ── statistics ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("JOB-22")
+async def test_statistics_answer_the_three_questions(api: ApiBench) -> None:
+    await api.create_many([{"source": "a", "type": "x"}] * 3 + [{"source": "b", "type": "y"}])
+    await api.complete_all()
+    (dead,) = await api.create_many([{"source": "a", "type": "z"}])
+    await api.bury_all()
+    (near_its_end,) = await api.create_many([{"maxRetries": 2, "source": "c"}])
+    await api.create_many([{"maxRetries": 5, "source": "c"}])
+    await api.settle(await api.claim(), TRY_AGAIN)
+    await api.create(source="old")
+    long_ago = "2020-02-01T10:00:00.000Z"
+    await api.sql(f"UPDATE dispatch_job SET created_at = '{long_ago}' WHERE source = 'old' RETURNING id")
+    durations = "CASE type WHEN 'x' THEN 100 ELSE 300 END"
+    await api.sql(
+        f"UPDATE dispatch_job SET duration_millis = {durations} WHERE status = 'COMPLETED' RETURNING id"
+    )
+    answer = await api.get("statistics")
+    assert answer["successBySource"] == [
+        {"source": "a", "total": 4, "successful": 3, "successRate": 75.0},
+        {"source": "c", "total": 2, "successful": 0, "successRate": 0.0},
+        {"source": "b", "total": 1, "successful": 1, "successRate": 100.0},
+    ]
+    assert answer["durationByType"] == [
+        {"type": "x", "count": 3, "meanMillis": 100.0, "maxMillis": 100},
+        {"type": "y", "count": 1, "meanMillis": 300.0, "maxMillis": 300},
+    ]
+    assert [job["id"] for job in answer["needingAttention"]] == [near_its_end, dead]
+    assert (answer["windowHours"], answer["newestPerType"]) == (24, 1000)
+
+
+async def test_statistics_take_a_small_share_of_the_time(api: ApiBench) -> None:
+    now = 1000.0
+    statistics = JobStatistics(api.jobs, JobSearch(api.jobs), lambda: now)
+    assert (await statistics.look()).success_by_source == []
+    await api.create()
+    assert (await statistics.look()).success_by_source == []
+    now += 5.0
+    assert [one.total for one in (await statistics.look()).success_by_source] == [1]
+
+
+# ── targets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_target_is_limited_paused_and_resumed(api: ApiBench) -> None:
+    assert await api.get("targets") == {"items": [], "next": None}
+    limits = {"targetUrl": URL, "maxConcurrency": 3, "ratePerSecond": 1.5}
+    response = await api.client.put("/api/dispatch/targets", json=limits)
+    assert response.status_code == 200
+    target = response.json()
+    assert (target["target"], target["credentialsId"]) == ("https://partner.example.com:443", None)
+    assert (target["maxConcurrency"], target["ratePerSecond"], target["state"]) == (3, 1.5, "closed")
+    paused = await api.post("targets/pause", {"targetUrl": URL + "/elsewhere?x=1", "reason": "moving house"})
+    assert (paused["state"], paused["until"], paused["reason"]) == ("paused", None, "moving house")
+    assert paused["maxConcurrency"] == 3
+    await api.create()
+    assert await api.claim() == []
+    shorter = await api.post("targets/pause", {"targetUrl": URL, "seconds": 3600})
+    assert timedelta(minutes=59) < moment(shorter["until"]) - datetime.now(UTC) <= timedelta(minutes=60)
+    assert await api.get("targets") == {"items": [shorter], "next": None}
+    resumed = await api.post("targets/resume", {"targetUrl": URL})
+    assert (resumed["state"], resumed["until"], resumed["reason"]) == ("closed", None, None)
+    # Also the process that had seen the pause goes on at once.
+    assert len(await api.claim()) == 1
+    response = await api.client.put("/api/dispatch/targets", json={"targetUrl": URL})
+    assert (response.json()["maxConcurrency"], response.json()["ratePerSecond"]) == (None, None)
+
+
+async def test_credentials_make_a_target_of_its_own(api: ApiBench) -> None:
+    await api.post("targets/pause", {"targetUrl": URL, "credentialsId": CREDENTIALS_TEXT})
+    (target,) = (await api.get("targets"))["items"]
+    assert (target["target"], target["credentialsId"]) == (
+        "https://partner.example.com:443",
+        CREDENTIALS_TEXT,
+    )
+    await api.create()
+    held = await api.create(credentialsId=CREDENTIALS_TEXT)
+    assert [claim.item.credentials_id for claim in await api.claim()] == [None]
+    assert (await api.get(f"jobs/{held['id']}"))["waitingFor"]["reason"] == "target_paused"
+
+
+async def test_a_broken_target_shows_its_breaker(api: ApiBench) -> None:
+    await api.create_many([{}] * 10)
+    await api.settle(await api.claim(), TRY_AGAIN)
+    (target,) = (await api.get("targets"))["items"]
+    assert (target["state"], target["failures"], target["lastError"]) == ("open", 10, "HTTP 503")
+    assert moment(target["until"]) > datetime.now(UTC)
+    past = "2020-01-01T00:00:00.000Z"
+    await api.sql(f"UPDATE homing_target SET open_until = '{past}' RETURNING target")
+    assert (await api.get("targets"))["items"][0]["state"] == "half_open"
+    resumed = await api.post("targets/resume", {"targetUrl": URL})
+    assert (resumed["state"], resumed["failures"]) == ("closed", 0)
+
+
+async def test_targets_come_in_pages(api: ApiBench) -> None:
+    for n in range(101):
+        await api.jobs.run(
+            "limit_target", target=f"https://a{n:03}.com:443", max_concurrency=1, rate_per_second=None
+        )
+    first = await api.get("targets")
+    assert len(first["items"]) == 100
+    second = await api.get("targets", after=first["next"])
+    assert [target["target"] for target in second["items"]] == ["https://a100.com:443"]
+    assert second["next"] is None
+
+
+@pytest.mark.clause("JOB-25")
+async def test_an_endpoint_is_tried_with_a_test_event(api: ApiBench) -> None:
+    result = await api.post(
+        "targets/validate", {"targetUrl": URL, "credentialsId": CREDENTIALS_TEXT, "payload": "{}"}
+    )
+    assert result == {
+        "status": 204, "headers": {"server": "x"}, "body": "", "durationMillis": 5, "error": None,
+        "errorClass": None, "completes": True,
+    }  # fmt: skip
+    assert api.probed == [ProbeRequest(URL, CREDENTIALS, "{}")]
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("validate", {"targetUrl": "https://10.0.0.1/"}, "targetUrl", "private"),
+    ("validate", {"targetUrl": URL, "credentialsId": "x"}, "credentialsId", "no such credentials"),
+    (
+        "validate",
+        {"targetUrl": URL, "credentialsId": "0000000000001"},
+        "credentialsId",
+        "no such credentials",
+    ),
+    ("validate", {"targetUrl": URL, "payload": {}}, "payload", "must be text"),
+    ("validate", {}, "targetUrl", "is required"),
+    ("pause", {"targetUrl": "partner.example.com"}, "targetUrl", "https://example.com/hooks"),
+    ("pause", {"targetUrl": "https:///x"}, "targetUrl", "https://example.com/hooks"),
+    ("pause", {"targetUrl": URL, "seconds": 0}, "seconds", "at least 1"),
+    ("pause", {"targetUrl": URL, "reason": " "}, "reason", "must not be blank"),
+    ("pause", {"targetUrl": URL, "second": 5}, "second", "did you mean seconds?"),
+    ("resume", {"targetUrl": "https://a\0b/"}, "targetUrl", "https://example.com/hooks"),
+]
+
+
+@pytest.mark.parametrize(("verb", "body", "field", "words"), MISTAKES)
+async def test_mistakes_about_targets_are_explained(
+    sqlite_url: str, verb: str, body: dict[str, Any], field: str, words: str
+) -> None:
+    async with api_bench(sqlite_url) as api:
+        response = await api.client.post(f"/api/dispatch/targets/{verb}", json=body)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["details"] == {"field": field}
+        assert words in response.json()["error"]["message"]
+        assert (await api.get("targets"))["items"] == []
+        assert api.probed == []
