@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -21,6 +21,12 @@ from homing.lanes.dispatch_jobs.lane import DispatchJobsLane
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.settings import load_settings
 from homing.telemetry import Telemetry, make_logger
+
+#: What time brings nearer, by table.
+_TIMES = {
+    "dispatch_job": ("next_attempt_at", "lease_expires_at", "expires_at"),
+    "homing_target": ("paused_until", "open_until", "tokens_at"),
+}
 
 
 class JobBench:
@@ -83,6 +89,47 @@ class JobBench:
             f"UPDATE dispatch_job SET next_attempt_at = {now} WHERE status IN ('PENDING', 'FAILED')"
         )
 
+    async def change(self, id: int, **columns: Any) -> None:
+        """As somebody with a database console would."""
+        sets = ", ".join(f"{name} = :{name}" for name in columns)
+        await self.sql(f"UPDATE dispatch_job SET {sets} WHERE id = :id RETURNING id", id=id, **columns)
+
+    async def pass_time(self, seconds: float, *, only: int | None = None) -> None:
+        """Let time pass for all rows, or one job: whatever they wait for is that much nearer."""
+        shifted = (
+            "{0} - make_interval(secs => :s)"
+            if self.homing.database.dialect == "postgres"
+            else "strftime('%Y-%m-%dT%H:%M:%fZ', {0}, printf('%+.3f seconds', -:s))"
+        )
+        for table, columns in _TIMES.items():
+            sets = ", ".join(f"{column} = {shifted.format(column)}" for column in columns)
+            if only is None:
+                await self.sql(f"UPDATE {table} SET {sets} RETURNING 1 AS one", s=float(seconds))
+            elif table == "dispatch_job":
+                await self.sql(
+                    f"UPDATE {table} SET {sets} WHERE id = :id RETURNING 1 AS one", s=float(seconds), id=only
+                )
+        self.forget_targets()
+
+    def forget_targets(self) -> None:
+        """What this process heard of targets counts by its own clock, which cannot be turned."""
+        for gate in self.lane._targets._gates.values():
+            gate.closed_until = gate.heard_until = 0.0
+
+    async def target(self, name: str) -> dict[str, Any]:
+        (row,) = await self.jobs.run("target", target=name)
+        return dict(row)
+
+    async def attempts_add_up(self) -> None:
+        """However a job went: each attempt that it counts is a row, numbered in turn."""
+        counted = await self.sql("SELECT id, attempt_count FROM dispatch_job")
+        rows = await self.sql("SELECT dispatch_job_id AS id, attempt_number FROM dispatch_attempt")
+        numbers = {row["id"]: list[int]() for row in counted}
+        for row in rows:
+            numbers[row["id"]].append(row["attempt_number"])
+        expected = {row["id"]: list(range(1, row["attempt_count"] + 1)) for row in counted}
+        assert {id: sorted(found) for id, found in numbers.items()} == expected
+
     async def run_until_idle(self, rounds: int = 100) -> None:
         """Deliver, due or not, until nothing is open."""
         for _ in range(rounds):
@@ -118,7 +165,19 @@ async def job_bench(database_url: str, **settings: Any) -> AsyncIterator[JobBenc
         await homing.close()
 
 
-async def eventually(condition: Any, seconds: float = 10.0) -> None:
+@asynccontextmanager
+async def job_benches(database_url: str, count: int, **settings: Any) -> AsyncIterator[list[JobBench]]:
+    """As many as if they were processes of their own: connections, targets and the owner's name."""
+    async with AsyncExitStack() as stack:
+        benches = []
+        for number in range(count):
+            opened = await stack.enter_async_context(job_bench(database_url, **settings))
+            opened.jobs._parameters = {**opened.jobs._parameters, "owner": f"process-{number}"}
+            benches.append(opened)
+        yield benches
+
+
+async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.01)

@@ -111,7 +111,13 @@ async def bench(database_url: str, **settings: Any) -> AsyncIterator[Bench]:
     """A migrated database and a Homing on it; mails go to a `MemorySender` unless said otherwise."""
     log = LogLines()
     telemetry = Telemetry(make_logger("json", 10, log.stream), CollectorRegistry())
-    flags = {"mail_url": "memory://", "mail_from": "shop@example.com", "template_dir": "nowhere", **settings}
+    flags = {
+        "encryption_key": "A" * 43 + "=",
+        "mail_url": "memory://",
+        "mail_from": "shop@example.com",
+        "template_dir": "nowhere",
+        **settings,
+    }
     homing = Homing(load_settings({**flags, "database_url": database_url}, environ={}), telemetry)
     try:
         await homing.migrate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from ipaddress import ip_network
@@ -16,7 +16,9 @@ from homing.db import connect
 from homing.db.migrate import Migration, check, load_migrations, migrate
 from homing.engine.policy import Exponential, Policy
 from homing.errors import SettingsError
+from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSecrets
 from homing.lanes.dispatch_jobs.credentials.store import Credentials
+from homing.lanes.dispatch_jobs.dead_letters import make_dead_letters
 from homing.lanes.dispatch_jobs.jobs import CHANNEL as JOBS_CHANNEL
 from homing.lanes.dispatch_jobs.jobs import Breaking, DispatchJobs
 from homing.lanes.dispatch_jobs.lane import DispatchJobsLane, Strategies
@@ -105,12 +107,17 @@ class Homing:
                 settings.jobs_breaker_seconds,
                 settings.jobs_breaker_max_seconds,
             ),
-            opened=self.telemetry.breaker_opened,
+            telemetry=self.telemetry,
+            dead_letter=make_dead_letters(
+                settings.jobs_dead_letter_url,
+                settings.jobs_dead_letter_credentials_id,
+                self.egress.url_refusal,
+            ),
         )
-        lane = DispatchJobsLane(
+        self.jobs_lane = DispatchJobsLane(
             self.jobs,
             targets,
-            lambda id: self.credentials.get(id),
+            self._secrets,
             self.webhook_sender,
             strategies=Strategies(settings.jobs_backoff_base_seconds, settings.jobs_backoff_max_seconds),
             lease_seconds=settings.jobs_lease_seconds,
@@ -119,7 +126,7 @@ class Homing:
         )
         # All that is held is under way or waits for its turn at its target: none waits behind another target.
         slots = settings.jobs_batch
-        self.webhooks = self._line(lane, self.jobs, JOBS_CHANNEL, slots, slots)
+        self.webhooks = self._line(self.jobs_lane, self.jobs, JOBS_CHANNEL, slots, slots)
 
     def _line(self, lane: Any, rows: Any, channel: str, concurrency: int, slots: int) -> Line:
         return Line(
@@ -151,12 +158,23 @@ class Homing:
         """The API and the page. Imported late: a worker or a look at the status needs no web framework."""
         from homing.http.app import build_app
         from homing.http.dashboard import Dashboard
+        from homing.lanes.dispatch_jobs.api import ROUTES, job_dependencies
+        from homing.lanes.dispatch_jobs.credentials.api import CredentialsApi
+        from homing.lanes.dispatch_jobs.orders import Rules
         from homing.lanes.mail_outbox.api import InternalDispatch, Mails
         from homing.lanes.mail_outbox.orders import MailOrders
 
         return build_app(
-            [InternalDispatch, Mails, Dashboard],
+            [InternalDispatch, Mails, *ROUTES, CredentialsApi, Dashboard],
             {
+                **job_dependencies(
+                    self.jobs,
+                    self.telemetry,
+                    Rules(self.egress.url_refusal, f"{self.settings.jobs_header_prefix}-"),
+                    known_credentials=self._knows_credentials,
+                    probe=self.jobs_lane.probe,
+                ),
+                "credentials": self.credentials,
                 "dispatching": self.dispatching,
                 "mail_orders": MailOrders(self.outbox, self.telemetry),
                 "outbox": self.outbox,
@@ -168,6 +186,12 @@ class Homing:
             self.telemetry,
             base_url=self.settings.base_url,
         )
+
+    def _secrets(self, id: int) -> Awaitable[Secrets | UnreadableSecrets | None]:
+        return self.credentials.get(id)
+
+    async def _knows_credentials(self, id: int) -> bool:
+        return await self.credentials.get(id) is not None
 
     def metrics_asgi(self) -> Litestar:
         """For workers, which serve nothing else."""

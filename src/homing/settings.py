@@ -130,6 +130,9 @@ class Settings(BaseModel):
         description="A webhook that is told of each job that ends in ERROR.",
         json_schema_extra={"secret": True},
     )
+    jobs_dead_letter_credentials_id: str | None = Field(
+        None, description="The credentials that those webhooks are signed with."
+    )
     reject_4xx: bool = Field(
         False, description="Whether a 4xx ends a job at once (408, 425 and 429 never do)."
     )

@@ -21,6 +21,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,8 +117,9 @@ def _ed25519() -> Any:
 # ── signing ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@lru_cache(maxsize=4)
 def timestamp_of(moment: datetime) -> str:
-    """As the specification writes it: 2025-10-04T14:30:45.123Z."""
+    """As the specification writes it: 2025-10-04T14:30:45.123Z. Whoever signs much does so in crowds."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 

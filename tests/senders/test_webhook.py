@@ -98,7 +98,7 @@ class TestRequest:
     async def test_a_header_that_cannot_be_written_sends_nothing(self, value: str) -> None:
         async with HttpSink() as sink, sender_for() as sender:
             result = await sender.send(post(sink.url, headers={"X-Odd": value}))
-            assert (result.error_code, result.unknown) == ("protocol_error", False)
+            assert (result.error_code, result.unknown) == ("invalid_request", False)
             assert "could not be sent" in result.message
             assert sink.count == 0
             # The sender is none the worse for it.
@@ -128,7 +128,6 @@ class TestRequest:
             ("ftp://example.com/", "invalid_url"),
             ("http://user:pass@127.0.0.1/", "invalid_url"),
             ("http://127.1/", "invalid_url"),
-            ("http://127.0.0.1:25/", "egress_refused"),
             ("http://10.0.0.1/", "egress_refused"),
             ("http://169.254.169.254/latest/meta-data/", "egress_refused"),
         ],
@@ -139,6 +138,13 @@ class TestRequest:
             result = await sender.send(post(url))
         assert (result.status, result.error_code, result.unknown) == (None, code, False)
         assert result.message
+        assert watched.opened == 0
+
+    async def test_ports_of_other_protocols(self) -> None:
+        watched = guard(allow_http=False)
+        async with sender_for(watched) as sender:
+            result = await sender.send(post("https://127.0.0.1:25/"))
+        assert (result.status, result.error_code, result.unknown) == (None, "egress_refused", False)
         assert watched.opened == 0
 
     @pytest.mark.clause("JOB-24")

@@ -6,10 +6,9 @@ import asyncio
 import socket
 
 import pytest
-from aiohttp.abc import ResolveResult
 from tests.senders.webhook_peers import DnsServer, Names, guard, post, sender_for
 
-from homing.senders.egress import EgressRefused
+from homing.senders.egress import AddressInfo, EgressRefused
 from homing.senders.webhook_dns import Addresses, DnsLookup, GuardedResolver, LookupFailed
 from homing.testing.http_sink import HttpSink
 
@@ -21,8 +20,8 @@ class Clock:
         return self.now
 
 
-def hosts(results: list[ResolveResult]) -> list[str]:
-    return [result["host"] for result in results]
+def hosts(results: list[AddressInfo]) -> list[str]:
+    return [result[4][0] for result in results]
 
 
 class TestCache:
@@ -44,12 +43,12 @@ class TestCache:
 
         clock, names = Clock(), Timed({"a.example": ("1.1.1.1",)})
         resolver = GuardedResolver(guard(), names, monotonic=clock)
-        await resolver.resolve("a.example")
+        await resolver.resolve("a.example", 443)
         clock.now += kept - 0.1
-        await resolver.resolve("a.example")
+        await resolver.resolve("a.example", 443)
         assert len(names.asked) == 1
         clock.now += 0.2
-        await resolver.resolve("a.example")
+        await resolver.resolve("a.example", 443)
         assert len(names.asked) == 2
 
     async def test_failures_are_kept_briefly(self) -> None:
@@ -57,39 +56,43 @@ class TestCache:
         resolver = GuardedResolver(guard(), names, monotonic=clock)
         for _ in range(3):
             with pytest.raises(LookupFailed, match="does not exist"):
-                await resolver.resolve("none.example")
+                await resolver.resolve("none.example", 443)
             with pytest.raises(EgressRefused, match=r"10\.0\.0\.1 is a private address"):
-                await resolver.resolve("bad.example")
+                await resolver.resolve("bad.example", 443)
         assert sorted(names.asked) == ["bad.example", "none.example"]
         clock.now += 6
         with pytest.raises(LookupFailed):
-            await resolver.resolve("none.example")
+            await resolver.resolve("none.example", 443)
         assert len(names.asked) == 3
 
     async def test_it_does_not_grow_without_end(self) -> None:
         names = Names({f"{n}.example": ("1.1.1.1",) for n in range(5000)})
         resolver = GuardedResolver(guard(), names, monotonic=Clock())
         for number in range(5000):
-            await resolver.resolve(f"{number}.example")
+            await resolver.resolve(f"{number}.example", 443)
         assert len(resolver._known) == 4096
-        await resolver.resolve("4999.example")
+        await resolver.resolve("4999.example", 443)
         assert len(names.asked) == 5000
 
     async def test_the_addresses_of_a_name_take_turns(self) -> None:
         addresses = ("1.1.1.1", "1.1.1.2", "2606:4700::1")
         resolver = GuardedResolver(guard(), Names({"a.example": addresses}), monotonic=Clock())
-        firsts = [hosts(await resolver.resolve("a.example"))[0] for _ in range(6)]
+        firsts = [hosts(await resolver.resolve("a.example", 443))[0] for _ in range(6)]
         assert sorted(firsts) == sorted(addresses * 2)
-        v6 = await resolver.resolve("a.example", 443, socket.AF_INET6)
-        assert [(r["host"], r["port"], r["family"]) for r in v6] == [("2606:4700::1", 443, socket.AF_INET6)]
+        found = {(info[0], *info[4][:2]) for info in await resolver.resolve("a.example", 443)}
+        assert found == {
+            (socket.AF_INET, "1.1.1.1", 443),
+            (socket.AF_INET, "1.1.1.2", 443),
+            (socket.AF_INET6, "2606:4700::1", 443),
+        }
 
     async def test_all_addresses_are_judged_however_many(self) -> None:
         many = (*(f"1.1.1.{n}" for n in range(1, 50)), "127.9.9.9")
         resolver = GuardedResolver(guard("10.0.0.0/8"), Names({"a.example": many, "b.example": many[:-1]}))
         with pytest.raises(EgressRefused):
-            await resolver.resolve("a.example")
-        # Each address can take a whole connect time-out, so only some are tried.
-        assert len(await resolver.resolve("b.example")) == 4
+            await resolver.resolve("a.example", 443)
+        # They share the time for a connection, so only some are tried.
+        assert len(await resolver.resolve("b.example", 443)) == 4
 
 
 class Stuck:
@@ -112,7 +115,7 @@ class TestAtTheSameTime:
     async def test_one_question_serves_all(self) -> None:
         lookup = Stuck()
         resolver = GuardedResolver(guard(), lookup)
-        waiting = [asyncio.create_task(resolver.resolve("a.example")) for _ in range(20)]
+        waiting = [asyncio.create_task(resolver.resolve("a.example", 443)) for _ in range(20)]
         await asyncio.sleep(0)
         lookup.go.set()
         assert {tuple(hosts(found)) for found in await asyncio.gather(*waiting)} == {("1.1.1.1",)}
@@ -122,7 +125,7 @@ class TestAtTheSameTime:
     async def test_giving_up_takes_it_from_nobody_else(self) -> None:
         lookup = Stuck()
         resolver = GuardedResolver(guard(), lookup)
-        first, second = (asyncio.create_task(resolver.resolve("a.example")) for _ in range(2))
+        first, second = (asyncio.create_task(resolver.resolve("a.example", 443)) for _ in range(2))
         await asyncio.sleep(0.01)
         first.cancel()
         await asyncio.sleep(0.01)

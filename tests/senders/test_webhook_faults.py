@@ -267,10 +267,10 @@ class TestDeadline:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             async with sender_for() as sender:
                 url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-                before = _open_sockets()
+                before = open_sockets()
                 result = await sender.send(post(url, b"x" * 50_000_000, timeout=SHORT))
                 assert (result.error_code, result.unknown) == ("timeout", False)
-                await until(lambda: _open_sockets() <= before, "the socket to be closed")
+                await until(lambda: open_sockets() <= before, "the socket to be closed")
 
     async def test_nobody_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -281,7 +281,7 @@ class TestDeadline:
         assert result.message == "cannot connect: connection refused"
 
 
-def _open_sockets() -> int:
+def open_sockets() -> int:
     opened = 0
     for link in Path("/proc/self/fd").iterdir():
         # The list is open itself while it is read, and gone when it is looked at.

@@ -1,11 +1,11 @@
-"""chaos: kill, stop and restart what is at work, and count what became of every mail."""
+"""chaos: kill, stop and restart what is at work, and count what became of every mail and every job."""
 
 from __future__ import annotations
 
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,7 +21,7 @@ from homing.cli.options import Json, print_json, run_async
 from homing.errors import HomingError, SettingsError
 
 if TYPE_CHECKING:
-    from homing.proof.chaos.mail import ChaosReport, Plan, Progress, Restart, Tell
+    from homing.proof.chaos.run import ChaosReport, Progress, Restart, Tell
 
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -30,7 +30,16 @@ _FAULTS = ("kill", "stop", "restart-postgres")
 #: One stop takes as long as a lease, so there are fewer of them.
 _KILLS_PER_STOP = 10
 _KILLS_PER_RESTART = 5
+_JOBS_PER_GROUP = 20
 
+Workers = Annotated[int, typer.Option("--workers", min=1, max=64, help="Worker processes.")]
+Kills = Annotated[
+    int, typer.Option("--kills", min=1, help="Kills that must hit a worker with something in flight.")
+]
+Lease = Annotated[float, typer.Option("--lease", min=1, max=600, help="Seconds of a lease.")]
+FaultNames = Annotated[str, typer.Option("--faults", help="By commas: kill, stop, restart-postgres.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Whom to hit, and when; else by chance.")]
+DatabaseKind = Annotated[Literal["postgres", "sqlite"], typer.Option("--database")]
 PostgresUrl = Annotated[
     str | None,
     typer.Option(
@@ -43,51 +52,88 @@ PostgresUrl = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     chaos = typer.Typer(no_args_is_help=True, help="Faults on purpose. Exit 1 when a promise was broken.")
-    chaos.callback()(_chaos)
     chaos.command()(mail)
+    chaos.command()(jobs)
     app.add_typer(chaos, name="chaos")
-
-
-def _chaos() -> None:
-    """Keeps `mail` a command of its own name while it is the only one."""
 
 
 def mail(
     mails: Annotated[int, typer.Option("--mails", min=10, help="Mails to deliver.")] = 10_000,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Worker processes.")] = 4,
-    kills: Annotated[
-        int, typer.Option("--kills", min=1, help="Kills that must hit a worker with mail in flight.")
-    ] = 50,
-    lease: Annotated[float, typer.Option("--lease", min=1, max=600, help="Seconds of a lease.")] = 5.0,
-    faults: Annotated[
-        str, typer.Option("--faults", help="By commas: kill, stop, restart-postgres.")
-    ] = "kill,stop",
-    seed: Annotated[int | None, typer.Option("--seed", help="Whom to hit, and when; else by chance.")] = None,
-    database: Annotated[Literal["postgres", "sqlite"], typer.Option("--database")] = "postgres",
+    workers: Workers = 4,
+    kills: Kills = 50,
+    lease: Lease = 5.0,
+    faults: FaultNames = "kill,stop",
+    seed: Seed = None,
+    database: DatabaseKind = "postgres",
     postgres_url: PostgresUrl = None,
     json: Json = False,
 ) -> None:
     """Deliver mails with workers that are killed and stopped all the time; then check what arrived."""
-    from homing.proof.chaos.mail import Plan
+    from homing.proof.chaos.mail import Plan, run_mail
 
-    chosen = _chosen(faults, database, postgres_url)
     plan = Plan(
-        mails=mails,
-        workers=workers,
-        kills=kills if "kill" in chosen else 0,
-        stops=-(-kills // _KILLS_PER_STOP) if "stop" in chosen else 0,
-        restarts=-(-kills // _KILLS_PER_RESTART) if "restart-postgres" in chosen else 0,
-        lease=lease,
-        seed=secrets.randbelow(1_000_000) if seed is None else seed,
-    )
+        mails=mails, workers=workers, lease=lease, seed=_seed(seed),
+        **_counts(kills, _chosen(faults, database, postgres_url)),
+    )  # fmt: skip
     _err.print(f"seed {plan.seed} · {plan.mails} mails · {plan.workers} workers · lease {plan.lease:g} s")
-    report = _run(plan, database, postgres_url)
-    if json:
-        print_json({**msgspec.to_builtins(report), "passed": report.verdict.passed})
-    else:
-        _show(report)
-    if not report.verdict.passed:
-        raise typer.Exit(1)
+
+    def run(url: str, folder: Path, tell: Tell, restart: Restart | None) -> Awaitable[ChaosReport]:
+        return run_mail(plan, url, folder, tell=tell, restart=restart)
+
+    _tell(_run(run, plan.mails, database, postgres_url), json=json)
+
+
+def jobs(
+    count: Annotated[int, typer.Option("--jobs", min=10, help="Webhooks to deliver.")] = 10_000,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Jobs of ordered groups, 20 each; no stops unless named.")
+    ] = False,
+    fail: Annotated[
+        float, typer.Option("--fail", min=0, max=0.5, help="How many requests the receiver answers with 500.")
+    ] = 0.1,
+    workers: Workers = 4,
+    kills: Kills = 30,
+    lease: Lease = 2.0,
+    faults: Annotated[
+        str | None,
+        typer.Option("--faults", help="By commas: kill, stop, restart-postgres. [default: kill,stop]"),
+    ] = None,
+    seed: Seed = None,
+    database: DatabaseKind = "postgres",
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Deliver signed webhooks in the same way, to a receiver that fails now and then; then check."""
+    from homing.proof.chaos.jobs import JobPlan, run_jobs
+
+    named = faults or ("kill" if ordered else "kill,stop")
+    plan = JobPlan(
+        jobs=count, groups=-(-count // _JOBS_PER_GROUP) if ordered else 0, fail=fail,
+        workers=workers, lease=lease, seed=_seed(seed),
+        **_counts(kills, _chosen(named, database, postgres_url)),
+    )  # fmt: skip
+    groups = f" in {plan.groups} groups" if plan.groups else ""
+    _err.print(
+        f"seed {plan.seed} · {plan.jobs} jobs{groups} · {plan.workers} workers · lease {plan.lease:g} s"
+    )
+
+    def run(url: str, folder: Path, tell: Tell, restart: Restart | None) -> Awaitable[ChaosReport]:
+        return run_jobs(plan, url, folder, tell=tell, restart=restart)
+
+    _tell(_run(run, plan.jobs, database, postgres_url), json=json)
+
+
+def _seed(given: int | None) -> int:
+    return secrets.randbelow(1_000_000) if given is None else given
+
+
+def _counts(kills: int, chosen: set[str]) -> dict[str, int]:
+    """How often each fault comes."""
+    return {
+        "kills": kills if "kill" in chosen else 0,
+        "stops": -(-kills // _KILLS_PER_STOP) if "stop" in chosen else 0,
+        "restarts": -(-kills // _KILLS_PER_RESTART) if "restart-postgres" in chosen else 0,
+    }
 
 
 def _chosen(faults: str, database: str, postgres_url: str | None) -> set[str]:
@@ -101,14 +147,20 @@ def _chosen(faults: str, database: str, postgres_url: str | None) -> set[str]:
     return chosen
 
 
-def _run(plan: Plan, database: str, postgres_url: str | None) -> ChaosReport:
-    from homing.proof.chaos.mail import run_mail
+def _run(
+    run: Callable[[str, Path, Tell, Restart | None], Awaitable[ChaosReport]],
+    total: int,
+    database: str,
+    postgres_url: str | None,
+) -> ChaosReport:
+    async def under_way() -> ChaosReport:
+        return await run(url, folder, tell, restart)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="homing-chaos-")))
         url, restart = stack.enter_context(_database(database, folder, postgres_url))
-        tell = stack.enter_context(_progress(plan.mails))
-        return run_async(run_mail(plan, url, folder, tell=tell, restart=restart))
+        tell = stack.enter_context(_progress(total))
+        return run_async(under_way())
 
 
 @contextmanager
@@ -135,10 +187,10 @@ def _database(kind: str, folder: Path, postgres_url: str | None) -> Iterator[tup
 
 
 @contextmanager
-def _progress(mails: int) -> Iterator[Tell]:
+def _progress(total: int) -> Iterator[Tell]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with ProgressBar(*columns, console=_err, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=mails)
+        task = bar.add_task("", total=total)
 
         def tell(progress: Progress) -> None:
             bar.update(task, completed=progress.ended, description=_in_words(progress))
@@ -149,6 +201,15 @@ def _progress(mails: int) -> Iterator[Tell]:
 def _in_words(progress: Progress) -> str:
     words = [f"{progress.hits} of {progress.kills} kills hit", f"{progress.stops} stops"]
     return " · ".join([*words, f"{progress.restarts} restarts"] if progress.restarts else words)
+
+
+def _tell(report: ChaosReport, *, json: bool) -> None:
+    if json:
+        print_json({**msgspec.to_builtins(report), "passed": report.verdict.passed})
+    else:
+        _show(report)
+    if not report.verdict.passed:
+        raise typer.Exit(1)
 
 
 def _show(report: ChaosReport) -> None:

@@ -61,7 +61,8 @@ class Deliverer:
         self._room = asyncio.Event()
         self._room.set()
         self._ended = asyncio.Event()
-        self._in_flight = telemetry.in_flight.labels(lane.name)
+        # Asked for when somebody looks, which is rarer than a flight.
+        telemetry.in_flight.labels(lane.name).set_function(lambda: len(self._flights))
 
     # ── claim ────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,7 +191,6 @@ class Deliverer:
         return self._slots - len(self._flights)
 
     def _note_room(self) -> None:
-        self._in_flight.set(len(self._flights))
         # Small claims cost as much as large ones: a worker waits until a fifth of its slots are free.
         if self.closing or self.free >= max(1, self._slots // 5):
             self._room.set()

@@ -17,8 +17,8 @@ from litestar.params import FromPath
 
 from homing import __version__
 from homing.db import iso
-from homing.errors import NotFound
 from homing.db.backlog import Backlog
+from homing.errors import NotFound
 from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.senders.caught_mail import Shelf
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from itertools import islice
 
-from aiohttp import ClientPayloadError, ClientResponse, StreamReader
-
-#: Bytes of a body that are read; the rest is not waited for.
-READ_LIMIT = 65_536
 #: Characters of a body that are kept, the mark of a cut included.
 KEPT_CHARACTERS = 5_000
 _KEPT_HEADERS = 50
@@ -31,56 +24,6 @@ _SECONDS = re.compile(r"\d{1,12}(\.\d{1,9})?", re.ASCII).fullmatch
 _HARMFUL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-async def read_body(response: ClientResponse) -> tuple[bytes, bool]:
-    """The body as far as it is read, and whether that is all of it."""
-    content = response.content
-    if content.is_eof():
-        # Everything is here already, which is how nearly every answer comes.
-        body = content.read_nowait(-1)
-        return body[:READ_LIMIT], len(body) <= READ_LIMIT
-    with _ending_with_its_connection(response):
-        return await _read_on(content)
-
-
-async def _read_on(content: StreamReader) -> tuple[bytes, bool]:
-    chunks: list[bytes] = []
-    size = 0
-    while size <= READ_LIMIT:
-        chunk = await content.readany()
-        if not chunk:
-            return b"".join(chunks), True
-        chunks.append(chunk)
-        size += len(chunk)
-    return b"".join(chunks)[:READ_LIMIT], False
-
-
-@contextmanager
-def _ending_with_its_connection(response: ClientResponse) -> Iterator[None]:
-    """Fail a read when the connection is gone.
-
-    Where a body turns into something that is not HTTP, aiohttp hangs up but leaves its reader waiting.
-    """
-    content = response.content
-    protocol = None if response.connection is None else response.connection.protocol
-    closed = None if protocol is None else protocol.closed
-    if closed is None:
-        yield
-        return
-
-    def end(_closed: object) -> None:
-        if not content.is_eof() and content.exception() is None:
-            content.set_exception(ClientPayloadError("the body is not valid HTTP"))
-
-    # Somebody has to look at how a connection ended, or asyncio complains of it; once is enough.
-    closed.remove_done_callback(asyncio.Future.exception)
-    closed.add_done_callback(asyncio.Future.exception)
-    closed.add_done_callback(end)
-    try:
-        yield
-    finally:
-        closed.remove_done_callback(end)
-
-
 def body_text(body: bytes, secrets: Sequence[str], *, complete: bool = True) -> str:
     """A body as text that can be kept. What is not UTF-8 shows as �."""
     if not body:
@@ -91,10 +34,18 @@ def body_text(body: bytes, secrets: Sequence[str], *, complete: bool = True) -> 
     return text[: KEPT_CHARACTERS - len(_CUT)] + _CUT
 
 
-def kept_headers(headers: Mapping[str, str], secrets: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def kept_headers(
+    headers: Sequence[tuple[bytes, bytes]], secrets: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
     """The first fifty headers of an answer, without what somebody could log in with."""
-    pairs = islice(headers.items(), _KEPT_HEADERS)
-    return tuple([(_name(name), _value(name, value, secrets)) for name, value in pairs])
+    return tuple([_kept(name, value, secrets) for name, value in headers[:_KEPT_HEADERS]])
+
+
+def retry_after(headers: Sequence[tuple[bytes, bytes]], now: datetime) -> float | None:
+    """Seconds that the receiver asks us to wait."""
+    values = (value for name, value in headers if name.lower() == b"retry-after")
+    value = next(values, None)
+    return None if value is None else parse_retry_after(value.decode("latin-1"), now)
 
 
 def secrets_of(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -128,19 +79,20 @@ def harmless(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _HARMFUL.sub("\ufffd", text)
 
 
+def _kept(name: bytes, value: bytes, secrets: Sequence[str]) -> tuple[str, str]:
+    shown, is_secret = _name(name)
+    return shown, _HIDDEN if is_secret else _value(value, secrets)
+
+
 @lru_cache(maxsize=2048)
-def _name(name: str) -> str:
-    return harmless(name)[:_LONGEST_NAME]
+def _name(name: bytes) -> tuple[str, bool]:
+    text = name.decode("utf-8", "replace")
+    return harmless(text)[:_LONGEST_NAME], is_secret_name(text)
 
 
-def _value(name: str, value: str, secrets: Sequence[str]) -> str:
-    if is_secret_name(name):
-        return _HIDDEN
-    if not value.isascii():
-        # The parser hides bytes that are not UTF-8 in lone surrogates.
-        value = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    value = harmless(_without(secrets, value))
-    return value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
+def _value(value: bytes, secrets: Sequence[str]) -> str:
+    text = harmless(_without(secrets, value.decode("utf-8", "replace")))
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
 def _without(secrets: Sequence[str], text: str) -> str:

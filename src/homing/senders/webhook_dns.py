@@ -14,10 +14,9 @@ from typing import Protocol
 
 import aiodns
 import aiodns.error
-from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import Struct
 
-from homing.senders.egress import EgressGuard, EgressRefused
+from homing.senders.egress import AddressInfo, EgressGuard, EgressRefused
 
 #: Seconds for one name, however many servers are asked.
 _DEADLINE = 5.0
@@ -26,7 +25,7 @@ _SHORTEST, _LONGEST = 2.0, 60.0
 #: A name that failed is not asked for again at once: jobs for it come in crowds.
 _AFTER_A_FAILURE = 5.0
 _MOST_NAMES = 4096
-# Each address may take the whole connect time-out, so a name with dozens of dead ones is cut short.
+# They share the time for a connection, and with dozens none would get enough of it.
 _MOST_ADDRESSES = 4
 
 
@@ -105,7 +104,7 @@ class _Known(Struct):
     turn: int = 0
 
 
-class GuardedResolver(AbstractResolver):
+class GuardedResolver:
     """The resolver of the sender's connector."""
 
     def __init__(
@@ -121,16 +120,14 @@ class GuardedResolver(AbstractResolver):
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Task[_Known]] = {}
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str, port: int) -> list[AddressInfo]:
+        """Where to connect to, in the order of trying; raises `EgressRefused` or `LookupFailed`."""
         known = self._known.get(host)
         if known is None or known.expires <= self._monotonic():
             known = await self._ask_once(host)
         if known.failure is not None:
             raise EgressRefused(known.failure) if known.refused else LookupFailed(known.failure)
-        results = (_result(host, address, port) for address in _in_turn(known))
-        return [result for result in results if family in {socket.AF_UNSPEC, result["family"]}]
+        return [address_info(address, port) for address in _in_turn(known)]
 
     async def close(self) -> None:
         asking = list(self._asking.values())
@@ -185,8 +182,8 @@ def _in_turn(known: _Known) -> tuple[str, ...]:
     return known.addresses[start:] + known.addresses[:start]
 
 
-def _result(host: str, address: str, port: int) -> ResolveResult:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return ResolveResult(
-        hostname=host, host=address, port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST
-    )
+def address_info(address: str, port: int) -> AddressInfo:
+    """What a socket is made of, for an address and not for a name."""
+    if ":" in address:
+        return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0)
+    return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
@@ -17,7 +16,8 @@ from homing.db.store import SqlStore
 from homing.engine.model import Bury, Claim, Complete, Discard, Monotonic, RetryIn, Settlement
 from homing.errors import DatabaseError
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
-from homing.lanes.dispatch_jobs.target import Standing, Targets, Wish, fill, still_hungry
+from homing.lanes.dispatch_jobs.target import Standing, Targets
+from homing.telemetry import Telemetry
 
 CHANNEL = "homing_dispatch_job"
 
@@ -57,7 +57,8 @@ class DispatchJobs(SqlStore[Job]):
         owner: str,
         lease_seconds: float,
         breaking: Breaking | None = None,
-        opened: Callable[[str], None] = lambda _target: None,
+        telemetry: Telemetry | None = None,
+        dead_letter: Callable[[Row], NewJob | None] | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         super().__init__(
@@ -72,12 +73,15 @@ class DispatchJobs(SqlStore[Job]):
             },
         )
         self._targets = targets
-        self._opened = opened
+        self._telemetry = telemetry or Telemetry()
+        self._dead_letter = dead_letter
         self._monotonic = monotonic
         #: Where the last look at targets ended; empty when it saw them all.
         self._seen_up_to = ""
         #: Targets that failed of late: only of these is a success worth writing down.
         self._failing: set[str] = set()
+        #: Targets whose breaker is open, as far as we were told.
+        self._open: set[str] = set()
         self._chores_at = 0.0
         self._cursors: dict[str, Any] = {}
 
@@ -85,16 +89,17 @@ class DispatchJobs(SqlStore[Job]):
 
     async def claim(self, limit: int) -> list[Claim[Job]]:
         """What is due, fairly among the targets that may be asked."""
-        standings = await self._standings()
+        standings: Sequence[Standing] = await self._standings()
         limited = {s.target for s in standings if s.limited}
-        shares = self._targets.share_out(limit, standings)
         claims: list[Claim[Job]] = []
         for _ in range(_PASSES):
+            shares = self._targets.share_out(limit - len(claims), standings)
             if not shares:
                 break
             claimed = await self._claim(shares, locked=not limited.isdisjoint(shares))
             claims += claimed
-            shares = _next_shares(shares, claimed, limit - len(claims), limited)
+            took = Counter(claim.item.target for claim in claimed)
+            standings = [standing.after(shares, took) for standing in standings]
         return claims
 
     async def _standings(self) -> list[Standing]:
@@ -147,14 +152,21 @@ class DispatchJobs(SqlStore[Job]):
         ]
         if not verdicts:
             return
-        # What is lost here is learnt again from the next attempt; the settlement itself stands.
-        with suppress(DatabaseError):
+        try:
             results = await self.run_together(
                 ["note_targets", "judge_targets"], verdicts=_encode(verdicts).decode()
             )
-            for row in results["judge_targets"]:
-                if row["opened"]:
-                    self._opened(row["target"])
+        except DatabaseError as error:
+            # What is lost here is learnt again from the next attempt; the settlement itself stands.
+            self._telemetry.log.warning("targets.unjudged", error=str(error))
+        else:
+            self._note_open({row["target"]: bool(row["open"]) for row in results["judge_targets"]})
+
+    def _note_open(self, judged: Mapping[str, bool]) -> None:
+        for target, is_open in judged.items():
+            if is_open and target not in self._open:
+                self._telemetry.breaker_opened(target)
+        self._open = (self._open - judged.keys()) | {target for target, is_open in judged.items() if is_open}
 
     # ── look after ───────────────────────────────────────────────────────────────────────────────
 
@@ -167,6 +179,8 @@ class DispatchJobs(SqlStore[Job]):
     async def sweep(self, limit: int) -> Mapping[str, int]:
         """End what has expired; now and then look for what no statement of ours leaves behind."""
         ended = await self._expire(limit)
+        if self._dead_letter is not None:
+            await self._announce_the_dead(self._dead_letter, limit)
         if self._monotonic() >= self._chores_at:
             self._chores_at = self._monotonic() + _CHORES_EVERY
             await self.run("make_attempt_weeks")
@@ -181,6 +195,20 @@ class DispatchJobs(SqlStore[Job]):
         groups = {row["ordered_group"] for row in rows} - {None}
         ids = _encode([row["id"] for row in rows]).decode()
         return len(await self._change("expire", groups, ids=ids))
+
+    async def _announce_the_dead(self, letter_of: Callable[[Row], NewJob | None], limit: int) -> None:
+        """A job for each that ended in ERROR; both are written in one transaction, so none is forgotten."""
+        rows = await self.run("dead_letters", limit=limit)
+        if not rows:
+            return
+        letters = [letter for row in rows if (letter := letter_of(row)) is not None]
+        batch = [{"number": n, **msgspec.structs.asdict(letter)} for n, letter in enumerate(letters)]
+        await self.run_together(
+            ["insert_jobs", "dead_letters_sent"],
+            batch=_encode(batch).decode(),
+            ids=_encode([row["id"] for row in rows]).decode(),
+        )
+        self.database.announce(CHANNEL)
 
     async def _mend_groups(self, limit: int) -> None:
         rows = await self.run("stuck_groups", after=self._cursors.get("groups", ""), limit=limit)
@@ -244,7 +272,7 @@ class DispatchJobs(SqlStore[Job]):
 
     async def oldest_due(self) -> float:
         """For how many seconds the first that could be claimed has been due."""
-        rows = await self.run("oldest_due")
+        rows = await self.run("oldest_due", after="", most=_MOST_TARGETS)
         return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────
@@ -277,15 +305,6 @@ def _standing(row: Row) -> Standing:
         row["failures"],
         row["closed_for"] or 0.0,
     )
-
-
-def _next_shares(
-    shares: Mapping[str, int], claimed: Sequence[Claim[Job]], free: int, limited: set[str]
-) -> dict[str, int]:
-    """What others left over goes to those who took all they were offered."""
-    took = Counter(claim.item.target for claim in claimed)
-    hungry = [target for target in still_hungry(shares, took) if target not in limited]
-    return fill(free, [Wish(target, 0, free) for target in hungry], lambda: 0.0)
 
 
 def _repetition(job: NewJob, first: Row) -> Ordered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -24,9 +25,11 @@ from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSe
 from homing.lanes.dispatch_jobs.job import Job, Report, read_headers
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.target import Targets
+from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.senders.webhook import WebhookRequest, WebhookResult, WebhookSender
 
+_TEST_EVENT = '{"type":"homing.test","data":{"message":"A test event: nothing has happened."}}'
 _EXPIRED = Failure("expired", "expired before it could be delivered")
 _BUSY = Failure("target_busy", "the target was still busy with others")
 _CLOSED = Failure("target_closed", "the target asked for a pause, or keeps failing")
@@ -39,6 +42,16 @@ _OUR_OWN = frozenset({"egress_refused", "invalid_url"})
 #: Waiting for a paused target is free however often: half-open probes are charged, so it comes to an end.
 _DEFERRALS = 1_000_000
 _JITTER = 0.2
+
+
+@lru_cache(maxsize=1)
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def now_to_the_millisecond() -> datetime:
+    """As fine as the specification's timestamp, so that those of one moment are written out once."""
+    return _moment(time.time_ns() // 1_000_000)
 
 
 class Strategies:
@@ -71,7 +84,7 @@ class DispatchJobsLane:
         lease_seconds: float,
         timeout_seconds: float,
         reject_4xx: bool = False,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] = now_to_the_millisecond,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self.store = jobs
@@ -96,7 +109,8 @@ class DispatchJobsLane:
         if job.expired:
             return Skip(_EXPIRED)
         gate = self._targets.gate(job.target)
-        if not await gate.enter(claim.id, self._monotonic):
+        ticket = await gate.enter(self._monotonic)
+        if ticket is None:
             return Retry(_BUSY, charged=False)
         seconds = None
         try:
@@ -109,7 +123,7 @@ class DispatchJobsLane:
             seconds = result.seconds
             return self._conclude(job, result)
         finally:
-            gate.leave(claim.id, seconds)
+            gate.leave(ticket, seconds)
 
     async def _request(self, claim: Claim[Job]) -> WebhookRequest | Failure:
         job = claim.item
@@ -130,16 +144,27 @@ class DispatchJobsLane:
         """The headers by which a receiver knows that this came from us, and that it came twice."""
         if credentials_id is None:
             return [("webhook-id", id)]
-        secrets = await self._credentials(credentials_id)
-        if secrets is None:
+        found = await self._credentials(credentials_id)
+        if found is None:
             return Failure("credentials_missing", "the credentials were deleted; requeue with others")
-        if isinstance(secrets, UnreadableSecrets):
-            return Failure("credentials_unreadable", secrets.message)
-        now = self._clock()
-        headers = {"webhook-id": id, **secrets.headers(id, now, body)}
-        if (token := secrets.bearer_token(now)) is not None:
-            headers["Authorization"] = f"Bearer {token}"
+        if isinstance(found, UnreadableSecrets):
+            return Failure("credentials_unreadable", found.message)
+        headers = found.headers(id, self._clock(), body)
+        headers.setdefault("webhook-id", id)
         return list(headers.items())
+
+    async def probe(self, request: ProbeRequest) -> ProbeResult:
+        """One signed test event, at once and outside of everything: no job, no retry, no breaker."""
+        id = f"test_{secrets.token_hex(8)}"
+        body = (request.payload or _TEST_EVENT).encode()
+        signed = await self.signed(id, request.credentials_id, body)
+        if isinstance(signed, Failure):
+            return _unsent(signed)
+        headers = [("Content-Type", "application/json"), *signed]
+        result = await self._sender.send(
+            WebhookRequest(request.target_url, headers, body, self._timeout_seconds)
+        )
+        return _probed(result)
 
     def _conclude(self, job: Job, result: WebhookResult) -> Outcome:
         wait = result.retry_after if result.status in _ASKS_TO_WAIT else None
@@ -158,6 +183,27 @@ class DispatchJobsLane:
             "target": claim.item.target,
             "response_code": report.response_code if report is not None else None,
         }
+
+
+def _unsent(failure: Failure) -> ProbeResult:
+    return ProbeResult(
+        status=None, headers={}, body=None, duration_millis=0,
+        error=failure.message, error_class=failure.code, completes=False,
+    )  # fmt: skip
+
+
+def _probed(result: WebhookResult) -> ProbeResult:
+    outcome = conclude(result, reject_4xx=False)
+    failure: Failure | None = getattr(outcome, "failure", None)
+    return ProbeResult(
+        status=result.status,
+        headers=dict(result.headers),
+        body=result.body,
+        duration_millis=round(result.seconds * 1000),
+        error=failure.message if failure else None,
+        error_class=failure.code if failure else None,
+        completes=isinstance(outcome, Delivered),
+    )
 
 
 def conclude(result: WebhookResult, *, reject_4xx: bool) -> Outcome:

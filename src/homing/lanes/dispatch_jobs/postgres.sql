@@ -11,10 +11,8 @@ o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.d
         SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers
 
--- name: due_targets
--- One look into the index per target that has something open, not one per job: each step jumps to the next
--- target. What is in flight comes along, also of targets that have nothing due.
-WITH RECURSIVE head AS (
+-- fragment: head
+head AS (
     (SELECT target, next_attempt_at
      FROM dispatch_job
      WHERE ready AND status IN ('PENDING', 'FAILED') AND target > :after
@@ -28,7 +26,12 @@ WITH RECURSIVE head AS (
         WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target > head.target
         ORDER BY j.target, j.next_attempt_at
         LIMIT 1) AS following
-), heads AS MATERIALIZED (
+)
+
+-- name: due_targets
+-- One look into the index per target that has something open, not one per job: each step jumps to the next
+-- target. What is in flight comes along, also of targets that have nothing due.
+WITH RECURSIVE {head}, heads AS MATERIALIZED (
     SELECT * FROM head LIMIT :most
 ), flying AS MATERIALIZED (
     SELECT target, count(*) AS in_flight, count(*) FILTER (WHERE locked_by = :owner) AS ours
@@ -57,11 +60,15 @@ FOR UPDATE
 -- name: claim
 -- From each target its share, and never more than its limits leave. By an array of ids, not by a join: the
 -- planner cannot know how small the shares are, and would read the whole table.
-WITH share AS MATERIALIZED (
+-- What is in flight is counted once, and only when a target with a limit asks.
+WITH flying AS MATERIALIZED (
+    SELECT target, count(*) AS count FROM dispatch_job WHERE status = 'IN_PROGRESS' GROUP BY target
+), share AS MATERIALIZED (
     SELECT s.target,
         least(s.slots,
-              CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END
-                  - (SELECT count(*) FROM dispatch_job AS f WHERE f.status = 'IN_PROGRESS' AND f.target = t.target),
+              CASE WHEN t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL
+                   THEN CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END
+                        - coalesce((SELECT flying.count FROM flying WHERE flying.target = t.target), 0) END,
               CASE WHEN t.rate_per_second IS NOT NULL
                    THEN floor(least(greatest(t.rate_per_second, 1),
                                     t.tokens + t.rate_per_second * extract(epoch FROM now() - t.tokens_at))) END
@@ -408,7 +415,7 @@ SET failures = v.in_a_row,
     updated_at = now()
 FROM opening AS v
 WHERE t.target = v.target
-RETURNING t.target, v.opens AS opened, t.failures
+RETURNING t.target, coalesce(t.open_until > now(), false) AS open
 
 -- name: insert_jobs
 -- Ids in the order of the request; rows by key, since two batches with the same keys in opposite orders
@@ -516,6 +523,20 @@ FROM placed
 WHERE o.id = placed.id
 RETURNING o.id
 
+-- name: dead_letters
+-- Of the last day: whoever names a dead-letter target today does not want the past of years.
+SELECT o.*
+FROM dispatch_job AS o
+WHERE o.status = 'ERROR' AND NOT o.dead_letter_sent AND o.updated_at > now() - interval '1 day'
+ORDER BY o.id
+LIMIT :limit
+
+-- name: dead_letters_sent
+UPDATE dispatch_job AS o
+SET dead_letter_sent = true
+WHERE o.id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint)) AND o.status = 'ERROR'
+RETURNING o.id
+
 -- name: targets
 SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target > :after ORDER BY t.target LIMIT :limit
 
@@ -552,9 +573,9 @@ SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint ELSE (SE
 FROM pg_class AS c WHERE c.oid = 'dispatch_job'::regclass
 
 -- name: oldest_due
+WITH RECURSIVE {head}
 SELECT extract(epoch FROM now() - min(next_attempt_at))::double precision AS age
-FROM dispatch_job
-WHERE ready AND status IN ('PENDING', 'FAILED') AND next_attempt_at <= now()
+FROM (SELECT next_attempt_at FROM head LIMIT :most) AS heads
 
 -- name: listed_jobs
 -- Without the payload, which may be a megabyte.

@@ -134,26 +134,22 @@ class JobSearch:
                 f"page: goes up to the {LAST_OFFSET:,}th job; to go on, give `next` of a page as cursor",
                 "page",
             )
-        if cursor is not None:
-            return await self._go_on(filter, read_cursor(cursor, filter), size)
-        first = await self.first(filter)
-        places = await self.places(filter, first, limit=size + 1, offset=page * size)
-        return await self._found(filter, places, size, page, await self.total(filter, first), first)
-
-    async def _go_on(self, filter: Filter, cursor: Cursor, size: int) -> Found:
-        first = cursor.first if -1 <= cursor.first < len(filter.metadata) else 0
-        places = await self.places(filter, first, after=cursor.place, limit=size + 1)
-        total = Total(cursor.total, cursor.is_estimate)
-        return await self._found(filter, places, size, cursor.page, total, first)
-
-    async def _found(
-        self, filter: Filter, places: Sequence[Place], size: int, page: int, total: Total, first: int
-    ) -> Found:
-        rows = await self.rows([place.id for place in places[:size]])
-        more = len(places) > size
-        return Found(
-            rows, page, total, _cursor(filter, page, places[size - 1], total, first) if more else None
+        begun = read_cursor(cursor, filter) if cursor is not None else await self._begin(filter, page)
+        places = await self.places(
+            filter,
+            begun.first,
+            after=begun.place if cursor is not None else None,
+            limit=size + 1,
+            offset=page * size if cursor is None else 0,
         )
+        rows = await self.rows([place.id for place in places[:size]])
+        following = _going_on(begun, places[size - 1]) if len(places) > size else None
+        return Found(rows, begun.page, Total(begun.total, begun.is_estimate), following)
+
+    async def _begin(self, filter: Filter, page: int) -> Cursor:
+        first = await self.first(filter)
+        total = await self.total(filter, first)
+        return Cursor(_digest(filter), page, "", 0, total.items, total.is_estimate, first)
 
     async def first(self, filter: Filter) -> int:
         """Which entry of the metadata a search begins with, or `_JOBS_FIRST`: whatever has fewest.
@@ -344,21 +340,25 @@ def _written(moment: datetime | str) -> str:
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _cursor(filter: Filter, page: int, last: Place, total: Total, first: int) -> str:
-    cursor = Cursor(_digest(filter), page + 1, last.at, last.id, total.items, total.is_estimate, first)
+def _going_on(begun: Cursor, last: Place) -> str:
+    cursor = msgspec.structs.replace(begun, page=begun.page + 1, at=last.at, id=last.id)
     return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
 
 
 def read_cursor(text: str, filter: Filter) -> Cursor:
     cursor = _decoded(text)
-    if cursor is None or not 0 <= cursor.id < 2**63 or cursor.page < 0 or cursor.total < 0:
+    if cursor is None or not _is_possible(cursor):
         raise InvalidRequest("cursor: is none; take it from `next` of a page", "cursor")
-    if cursor.filter != _digest(filter):
+    if cursor.filter != _digest(filter) or not _JOBS_FIRST <= cursor.first < max(1, len(filter.metadata)):
         raise InvalidRequest(
             "cursor: belongs to a search by other filters; begin without it, or give the same filters",
             "cursor",
         )
     return cursor
+
+
+def _is_possible(cursor: Cursor) -> bool:
+    return 0 <= cursor.id < 2**63 and cursor.page >= 0 and cursor.total >= 0
 
 
 def _decoded(text: str) -> Cursor | None:

@@ -1,7 +1,8 @@
 -- dispatch_job on SQLite: the same queries by the same names. A query may be several statements here, where
 -- PostgreSQL writes to several tables in one; they run in one transaction, and the last one answers. There
 -- is one writer at a time, so nothing needs to be locked beforehand. CROSS JOIN keeps the order of the
--- tables as written: the batch is small, whatever the planner thinks.
+-- tables as written, INDEXED BY and `+status` name the index: nobody runs ANALYZE, and the planner would take
+-- the index of all states.
 
 -- fragment: now
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
@@ -21,25 +22,32 @@ id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count
         SELECT json_group_array(json_array(h.header_name, h.header_value))
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers
 
--- name: due_targets
-WITH RECURSIVE head(target) AS (
-    SELECT min(target) FROM dispatch_job WHERE ready AND status IN ('PENDING', 'FAILED') AND target > :after
+-- fragment: an_hour_ago
+(CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
+
+-- fragment: heads
+head(target) AS (
+    SELECT min(target) FROM dispatch_job INDEXED BY homing_job_due
+    WHERE ready AND status IN ('PENDING', 'FAILED') AND target > :after
     UNION ALL
-    SELECT (SELECT min(j.target) FROM dispatch_job AS j
+    SELECT (SELECT min(j.target) FROM dispatch_job AS j INDEXED BY homing_job_due
             WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target > head.target)
     FROM head WHERE head.target IS NOT NULL
 ), heads AS (
     SELECT target FROM head WHERE target IS NOT NULL LIMIT :most
-), flying AS (
+)
+
+-- name: due_targets
+WITH RECURSIVE {heads}, flying AS (
     SELECT target, count(*) AS in_flight, count(CASE WHEN locked_by = :owner THEN 1 END) AS ours
-    FROM dispatch_job WHERE status = 'IN_PROGRESS' GROUP BY target
+    FROM dispatch_job INDEXED BY homing_job_in_progress WHERE status = 'IN_PROGRESS' GROUP BY target
 ), known AS (
     SELECT target, 1 AS seen FROM heads
     UNION ALL
     SELECT target, 0 FROM flying WHERE target NOT IN (SELECT target FROM heads)
 )
 SELECT known.target, known.seen,
-    known.seen AND (SELECT min(j.next_attempt_at) FROM dispatch_job AS j
+    known.seen AND (SELECT min(j.next_attempt_at) FROM dispatch_job AS j INDEXED BY homing_job_due
                     WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = known.target) <= {now}
         AND coalesce(t.paused_until <= {now}, 1) AND coalesce(t.open_until <= {now}, 1) AS due,
     coalesce(flying.in_flight, 0) AS in_flight, coalesce(flying.ours, 0) AS ours,
@@ -56,7 +64,7 @@ min(max(t.rate_per_second, 1), t.tokens + t.rate_per_second * (julianday('now') 
 
 -- fragment: room
 coalesce(CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END
-        - (SELECT count(*) FROM dispatch_job AS f WHERE f.status = 'IN_PROGRESS' AND f.target = t.target), 1000000)
+        - (SELECT count(*) FROM dispatch_job AS f INDEXED BY homing_job_in_progress WHERE f.status = 'IN_PROGRESS' AND f.target = t.target), 1000000)
 
 -- name: claim
 -- First the tokens of targets with a rate are spent on what is due of them. A correlated LIMIT must be a
@@ -65,10 +73,10 @@ WITH grants AS MATERIALIZED (
     SELECT t.target, {tokens} AS tokens,
         max(0, min(json_extract(s.value, '$.slots'), {room}, CAST({tokens} AS INTEGER),
             (SELECT count(*) FROM (
-                SELECT 1 FROM dispatch_job AS d
+                SELECT 1 FROM dispatch_job AS d INDEXED BY homing_job_due
                 WHERE d.ready AND d.status IN ('PENDING', 'FAILED') AND d.target = t.target AND d.next_attempt_at <= {now}
                 LIMIT 1000)))) AS granted
-    FROM json_each(:shares) AS s JOIN homing_target AS t ON t.target = json_extract(s.value, '$.target')
+    FROM json_each(:shares) AS s CROSS JOIN homing_target AS t ON t.target = json_extract(s.value, '$.target')
     WHERE t.rate_per_second IS NOT NULL
 )
 UPDATE homing_target
@@ -86,7 +94,7 @@ WITH share AS MATERIALIZED (
     FROM share CROSS JOIN dispatch_job AS j
     WHERE j.id IN (
         SELECT d.id
-        FROM dispatch_job AS d
+        FROM dispatch_job AS d INDEXED BY homing_job_due
         WHERE d.ready AND d.status IN ('PENDING', 'FAILED') AND d.target = share.target AND d.next_attempt_at <= {now}
         ORDER BY d.next_attempt_at, d.id
         LIMIT (SELECT max(slots) FROM share))
@@ -121,7 +129,7 @@ SET claim_seq = claim_seq + 1,
     updated_at = {now}
 WHERE id IN (
     SELECT id
-    FROM dispatch_job
+    FROM dispatch_job INDEXED BY homing_job_in_progress
     WHERE status = 'IN_PROGRESS' AND rescue_count >= 3
       AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, printf('%+.3f seconds', :lease_seconds))) < {now}
     LIMIT :limit)
@@ -134,26 +142,26 @@ SELECT 1 WHERE :groups IS NULL
 UPDATE dispatch_job
 SET ready = 1
 WHERE id IN (
-    SELECT (SELECT j.id FROM dispatch_job AS j
+    SELECT (SELECT j.id FROM dispatch_job AS j INDEXED BY homing_job_group
             WHERE j.group_id = g.value AND j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
             ORDER BY j.position LIMIT 1)
     FROM json_each(:groups) AS g
     WHERE NOT EXISTS (
-        SELECT 1 FROM dispatch_job AS j
+        SELECT 1 FROM dispatch_job AS j INDEXED BY homing_job_one_per_group
         WHERE j.group_id = g.value AND j.ordering = 'group' AND j.ready
           AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND j.target IS NOT NULL))
 RETURNING id, next_attempt_at <= {now} AS due
 
 -- name: stuck_groups
 WITH RECURSIVE head(group_id) AS (
-    SELECT min(group_id) FROM dispatch_job
+    SELECT min(group_id) FROM dispatch_job INDEXED BY homing_job_group
     WHERE ordering = 'group' AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND group_id > :after
     UNION ALL
-    SELECT (SELECT min(j.group_id) FROM dispatch_job AS j
+    SELECT (SELECT min(j.group_id) FROM dispatch_job AS j INDEXED BY homing_job_group
             WHERE j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS') AND j.group_id > head.group_id)
     FROM head WHERE head.group_id IS NOT NULL
 )
-SELECT head.group_id, (SELECT j.ready FROM dispatch_job AS j
+SELECT head.group_id, (SELECT j.ready FROM dispatch_job AS j INDEXED BY homing_job_group
     WHERE j.group_id = head.group_id AND j.ordering = 'group' AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
     ORDER BY j.position LIMIT 1) AS ready
 FROM head WHERE head.group_id IS NOT NULL LIMIT :limit
@@ -238,7 +246,7 @@ SET status = CASE WHEN attempt_count = attempts_before THEN 'PENDING' ELSE 'FAIL
     updated_at = {now}
 WHERE id IN (
     SELECT id
-    FROM dispatch_job
+    FROM dispatch_job INDEXED BY homing_job_in_progress
     WHERE status = 'IN_PROGRESS' AND rescue_count < 3
       AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, printf('%+.3f seconds', :lease_seconds))) < {now}
     LIMIT :limit)
@@ -246,7 +254,7 @@ RETURNING id
 
 -- name: expired
 SELECT id, CASE ordering WHEN 'group' THEN group_id END AS ordered_group
-FROM dispatch_job
+FROM dispatch_job INDEXED BY homing_job_expiring
 WHERE status IN ('PENDING', 'FAILED') AND expires_at IS NOT NULL AND expires_at <= {now}
 ORDER BY expires_at
 LIMIT :limit
@@ -259,7 +267,7 @@ SET status = 'ERROR',
     completed_at = {now},
     duration_millis = {duration},
     updated_at = {now}
-WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILED') AND expires_at <= {now}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND +status IN ('PENDING', 'FAILED') AND expires_at <= {now}
 RETURNING id, status
 
 -- name: make_attempt_weeks
@@ -267,43 +275,31 @@ RETURNING id, status
 SELECT NULL AS week WHERE 0
 
 -- name: sweep_metadata
+UPDATE homing_tsid
+SET seen = (SELECT max(id)
+            FROM (SELECT id FROM dispatch_job_metadata WHERE id > :after AND id < {an_hour_ago} ORDER BY id LIMIT :limit));
 DELETE FROM dispatch_job_metadata
-WHERE id IN (
-    SELECT m.id
-    FROM (SELECT id, dispatch_job_id FROM dispatch_job_metadata
-          WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
-          ORDER BY id LIMIT :limit) AS m
-    WHERE NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = m.dispatch_job_id));
-SELECT max(id) AS last, changes() AS swept
-FROM (SELECT id FROM dispatch_job_metadata
-      WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
-      ORDER BY id LIMIT :limit)
+WHERE id > :after AND id <= (SELECT seen FROM homing_tsid)
+  AND NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = dispatch_job_metadata.dispatch_job_id);
+SELECT seen AS last, changes() AS swept FROM homing_tsid
 
 -- name: sweep_headers
+UPDATE homing_tsid
+SET seen = (SELECT max(dispatch_job_id)
+            FROM (SELECT dispatch_job_id FROM dispatch_job_headers WHERE dispatch_job_id > :after AND dispatch_job_id < {an_hour_ago} ORDER BY dispatch_job_id LIMIT :limit));
 DELETE FROM dispatch_job_headers
-WHERE dispatch_job_id IN (
-    SELECT h.dispatch_job_id
-    FROM (SELECT dispatch_job_id FROM dispatch_job_headers
-          WHERE dispatch_job_id > :after AND dispatch_job_id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
-          ORDER BY dispatch_job_id LIMIT :limit) AS h
-    WHERE NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = h.dispatch_job_id));
-SELECT max(dispatch_job_id) AS last, changes() AS swept
-FROM (SELECT dispatch_job_id FROM dispatch_job_headers
-      WHERE dispatch_job_id > :after AND dispatch_job_id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
-      ORDER BY dispatch_job_id LIMIT :limit)
+WHERE dispatch_job_id > :after AND dispatch_job_id <= (SELECT seen FROM homing_tsid)
+  AND NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = dispatch_job_headers.dispatch_job_id);
+SELECT seen AS last, changes() AS swept FROM homing_tsid
 
 -- name: sweep_attempts
+UPDATE homing_tsid
+SET seen = (SELECT max(id)
+            FROM (SELECT id FROM dispatch_attempt WHERE id > :after AND id < {an_hour_ago} ORDER BY id LIMIT :limit));
 DELETE FROM dispatch_attempt
-WHERE id IN (
-    SELECT a.id
-    FROM (SELECT id, dispatch_job_id FROM dispatch_attempt
-          WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
-          ORDER BY id LIMIT :limit) AS a
-    WHERE NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = a.dispatch_job_id));
-SELECT max(id) AS last, changes() AS swept
-FROM (SELECT id FROM dispatch_attempt
-      WHERE id > :after AND id < (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
-      ORDER BY id LIMIT :limit)
+WHERE id > :after AND id <= (SELECT seen FROM homing_tsid)
+  AND NOT EXISTS (SELECT 1 FROM dispatch_job AS j WHERE j.id = dispatch_attempt.dispatch_job_id);
+SELECT seen AS last, changes() AS swept FROM homing_tsid
 
 -- name: note_targets
 INSERT INTO homing_target (target)
@@ -321,7 +317,7 @@ WITH verdict AS MATERIALIZED (
         CASE WHEN json_extract(v.value, '$.succeeded') THEN NULL ELSE t.open_until END AS open_before,
         min(max(CASE WHEN json_extract(v.value, '$.succeeded') THEN 0 ELSE t.cooldown * 2 END, :cooldown),
             :longest_cooldown) AS next_cooldown
-    FROM json_each(:verdicts) AS v JOIN homing_target AS t ON t.target = json_extract(v.value, '$.target')
+    FROM json_each(:verdicts) AS v CROSS JOIN homing_target AS t ON t.target = json_extract(v.value, '$.target')
 ), opening AS MATERIALIZED (
     SELECT *, failures > 0 AND coalesce(open_before <= {now}, in_a_row >= :threshold) AS opens FROM verdict
 )
@@ -339,7 +335,7 @@ SET failures = opening.in_a_row,
     updated_at = {now}
 FROM opening
 WHERE homing_target.target = opening.target
-RETURNING target, open_until > {now} AS opened, failures
+RETURNING target, coalesce(open_until > {now}, 0) AS open
 
 -- name: insert_jobs
 UPDATE homing_tsid
@@ -408,7 +404,7 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND ordering = 'group'
 -- name: cancel
 UPDATE dispatch_job
 SET status = 'CANCELLED', updated_at = {now}
-WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILED')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND +status IN ('PENDING', 'FAILED')
 RETURNING id
 
 -- name: requeue
@@ -429,7 +425,20 @@ SET status = 'PENDING',
         WHERE j.group_id = dispatch_job.group_id AND j.ordering = 'group'
           AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')) END,
     updated_at = {now}
-WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('ERROR', 'CANCELLED')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND +status IN ('ERROR', 'CANCELLED')
+RETURNING id
+
+-- name: dead_letters
+SELECT *
+FROM dispatch_job
+WHERE status = 'ERROR' AND NOT dead_letter_sent AND updated_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
+ORDER BY id
+LIMIT :limit
+
+-- name: dead_letters_sent
+UPDATE dispatch_job
+SET dead_letter_sent = 1
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'ERROR'
 RETURNING id
 
 -- name: targets
@@ -465,9 +474,11 @@ UNION ALL
 SELECT 'total', count(*) FROM dispatch_job
 
 -- name: oldest_due
-SELECT (julianday('now') - julianday(min(next_attempt_at))) * 86400 AS age
-FROM dispatch_job
-WHERE ready AND status IN ('PENDING', 'FAILED') AND next_attempt_at <= {now}
+WITH RECURSIVE {heads}
+SELECT (julianday('now') - julianday(min((
+    SELECT min(j.next_attempt_at) FROM dispatch_job AS j INDEXED BY homing_job_due
+    WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = heads.target)))) * 86400 AS age
+FROM heads
 
 -- name: listed_jobs
 SELECT o.id, o.external_id, o.source, o.type, o.group_id, o.status, o.target_url, o.protocol, o.payload_content_type,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.engine.model import Monotonic, Rand
 
@@ -36,6 +37,8 @@ def target_of(url: str, credentials_id: int | None) -> str:
     except (ValueError, KeyError):
         return "invalid"
     host = (parts.hostname or "").lower()
+    if not host:
+        return "invalid"
     place = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     return place if credentials_id is None else f"{place}#{credentials_id}"
 
@@ -60,11 +63,26 @@ class Standing(Struct, frozen=True, gc=False):
     def limited(self) -> bool:
         return self.most_in_flight is not None or self.rate_per_second is not None
 
+    def after(self, shares: Mapping[str, int], took: Mapping[str, int]) -> Standing:
+        """When part of the claim is done. Who took all it was offered may have more, unless it has limits."""
+        count = took.get(self.target, 0)
+        hungry = 0 < shares.get(self.target, 0) <= count and not self.limited
+        return replace(self, due=hungry, in_flight=self.in_flight + count, ours=self.ours + count)
+
 
 class Gate:
     """One target's traffic in this process: so many at once, the others in line."""
 
-    __slots__ = ("_free", "_impatience", "_line", "_started", "closed_until", "heard_until", "seconds")
+    __slots__ = (
+        "_free",
+        "_impatience",
+        "_line",
+        "_started",
+        "_tickets",
+        "closed_until",
+        "heard_until",
+        "seconds",
+    )
 
     def __init__(self, width: int) -> None:
         self._free = width
@@ -72,6 +90,7 @@ class Gate:
         self._line: deque[tuple[float, asyncio.Future[bool]]] = deque()
         self._impatience: asyncio.TimerHandle | None = None
         self._started: dict[int, float] = {}
+        self._tickets = 0
         #: By our monotonic clock; nothing is sent before.
         self.closed_until = 0.0
         #: Until then we know better than the table, which learns of a pause with the next settlement.
@@ -89,14 +108,15 @@ class Gate:
     def idle(self) -> bool:
         return not self._started and not self._line
 
-    async def enter(self, id: int, monotonic: Monotonic) -> bool:
-        """Wait for a turn; False when it takes too long."""
+    async def enter(self, monotonic: Monotonic) -> int | None:
+        """Wait for a turn, and get a ticket to leave with; None when it takes too long."""
         if self._free > 0:
             self._free -= 1
         elif not await self._turn():
-            return False
-        self._started[id] = monotonic()
-        return True
+            return None
+        self._tickets += 1
+        self._started[self._tickets] = monotonic()
+        return self._tickets
 
     async def _turn(self) -> bool:
         """Whoever leaves hands its place over, so that nobody comes in between."""
@@ -109,7 +129,7 @@ class Gate:
         try:
             return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.result():
                 self._hand_over()
             raise
 
@@ -123,9 +143,9 @@ class Gate:
         left = self._line[0][0] + LONGEST_TURN - loop.time() if self._line else None
         self._impatience = None if left is None else loop.call_later(max(left, 0.001), self._send_back)
 
-    def leave(self, id: int, seconds: float | None) -> None:
+    def leave(self, ticket: int, seconds: float | None) -> None:
         """`seconds` is None when the target was not asked after all."""
-        del self._started[id]
+        del self._started[ticket]
         if seconds is not None:
             self.seconds = seconds
         self._hand_over()
@@ -219,7 +239,6 @@ class Targets:
             most = min(most, standing.most_in_flight - standing.in_flight)
         return Wish(standing.target, standing.ours, max(0, most))
 
-
     def _ahead(self, target: str) -> int:
         """As many as it will have answered in a moment, so that the next are at hand when those have gone."""
         seconds = max(self._gates[target].seconds or 0.0, 0.001)
@@ -262,8 +281,3 @@ def _level(free: int, takers: Sequence[Wish]) -> int:
 
 def _below(wish: Wish, level: int) -> int:
     return min(wish.room, max(0, level - wish.held))
-
-
-def still_hungry(shares: Mapping[str, int], claimed: Mapping[str, int]) -> list[str]:
-    """Targets that took all they were offered: they may have more."""
-    return [target for target, share in shares.items() if claimed.get(target, 0) >= share]

@@ -60,6 +60,8 @@ async def fill_jobs(url: str, rows: int) -> None:
         for first in range(1, rows + 1, _AT_ONCE):
             await connection.execute(_JOBS, first, min(first + _AT_ONCE - 1, rows), rows)
         await _add_metadata(connection)
+        # Until a commit is on disk, VACUUM cannot tell that its rows are seen by all.
+        await connection.execute("CHECKPOINT")
     finally:
         await connection.close()
     await settle_down(url)

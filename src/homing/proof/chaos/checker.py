@@ -2,6 +2,7 @@
 
 It looks at three witnesses that know nothing of each other: the table, the sink's log, and the logs
 of the workers, the dead ones included. It is pure, so that it can be shown to notice what it should.
+What holds in every lane stands here as well; `job_checker.py` adds what holds for webhooks.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -53,8 +54,31 @@ class Testimony(Struct, frozen=True):
     lost: tuple[ClaimKey, ...] = ()
 
 
+class Course(Protocol):
+    """What is known of a run in any lane."""
+
+    @property
+    def faults(self) -> Sequence[Fault]: ...
+
+    @property
+    def testimony(self) -> Testimony: ...
+
+    @property
+    def deserters(self) -> Sequence[str]: ...
+
+    @property
+    def wanted_hits(self) -> int: ...
+
+    @property
+    def recovery_limit(self) -> float | None: ...
+
+    @property
+    def last_claims(self) -> Mapping[int, int]:
+        """Of each row the `claim_seq` that it ended with."""
+
+
 class Evidence(Struct, frozen=True):
-    """All that is known after the drain."""
+    """All that is known of a run with mails after the drain."""
 
     ordered: Sequence[str]
     ends: Sequence[End]
@@ -65,6 +89,10 @@ class Evidence(Struct, frozen=True):
     deserters: Sequence[str] = ()
     wanted_hits: int = 0
     recovery_limit: float | None = None
+
+    @property
+    def last_claims(self) -> dict[int, int]:
+        return {end.id: end.claim_seq for end in self.ends}
 
 
 class Check(Struct, frozen=True):
@@ -96,26 +124,26 @@ def read_testimony(events: Iterable[Mapping[str, Any]]) -> Testimony:
 def check(evidence: Evidence) -> Verdict:
     ids = {end.address: end.id for end in evidence.ends}
     deliveries = Counter(ids[address] for d in evidence.deliveries for address in d.to if address in ids)
-    interrupted = _interrupted(evidence)
+    claims = interrupted(evidence)
     checks = [
         _nothing_lost(evidence, deliveries),
         _nothing_unexpected(evidence),
         _nothing_left(evidence.ends),
         _all_sent(evidence.ends),
-        _settled_once(evidence),
-        _doubles_bounded(deliveries, interrupted),
+        settled_once(evidence),
+        doubles_bounded(deliveries, claims),
         _doubles_look_alike(evidence),
-        _stale_refused(evidence),
-        *_demands(evidence),
+        stale_refused(evidence),
+        *demands(evidence, "mail"),
     ]
-    return Verdict(_figures(evidence, deliveries, interrupted), checks)
+    return Verdict(_figures(evidence, deliveries, claims), checks)
 
 
-def _interrupted(evidence: Evidence) -> set[ClaimKey]:
+def interrupted(course: Course) -> set[ClaimKey]:
     """Claims that may have delivered without being settled: only their rows may arrive again."""
-    held = {(h.id, h.claim_seq) for fault in evidence.faults for h in fault.held}
-    refused = {s.claim for s in evidence.testimony.settled if not s.took_effect}
-    return held | refused | set(evidence.testimony.lost)
+    held = {(h.id, h.claim_seq) for fault in course.faults for h in fault.held}
+    refused = {s.claim for s in course.testimony.settled if not s.took_effect}
+    return held | refused | set(course.testimony.lost)
 
 
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
@@ -126,11 +154,11 @@ def _nothing_lost(evidence: Evidence, deliveries: Mapping[int, int]) -> Check:
     arrived = {end.address for end in evidence.ends if deliveries.get(end.id)}
     vanished = [a for a in evidence.ordered if a not in rows]
     missing = [a for a in evidence.ordered if a in rows and a not in arrived]
-    return _none("lost", [*vanished, *missing])
+    return none_of("lost", [*vanished, *missing])
 
 
 def _nothing_unexpected(evidence: Evidence) -> Check:
-    return _none("unexpected", _strange(evidence))
+    return none_of("unexpected", _strange(evidence))
 
 
 def _strange(evidence: Evidence) -> list[str]:
@@ -145,7 +173,7 @@ def _strange(evidence: Evidence) -> list[str]:
 
 
 def _nothing_left(ends: Sequence[End]) -> Check:
-    return _none("left in dispatching", [f"row {e.id}" for e in ends if e.status == "dispatching"])
+    return none_of("left in dispatching", [f"row {e.id}" for e in ends if e.status == "dispatching"])
 
 
 def _all_sent(ends: Sequence[End]) -> Check:
@@ -154,77 +182,76 @@ def _all_sent(ends: Sequence[End]) -> Check:
     return Check("all sent", not others, detail or f"{len(ends)} of {len(ends)}")
 
 
-def _settled_once(evidence: Evidence) -> Check:
-    """At most one completion took effect for a row, and it was that of the row's last claim.
-
-    A worker may die between the commit and the line in its log, so that a completion may go unsaid.
-    """
-    last = {end.id: end.claim_seq for end in evidence.ends}
-    completed = Counter(s.claim for s in evidence.testimony.settled if s.took_effect and s.completes)
-    wrong = [f"row {row} by claim {seq}" for row, seq in completed if last.get(row) != seq]
-    twice = [f"row {row} twice" for (row, _), count in completed.items() if count > 1]
-    return _none("settled more than once", [*wrong, *twice])
-
-
-def _doubles_bounded(deliveries: Mapping[int, int], interrupted: set[ClaimKey]) -> Check:
-    """Per row: one delivery, and one more for each of its claims that was interrupted."""
-    allowed = Counter(row for row, _ in interrupted)
-    doubles = sum(count - 1 for count in deliveries.values())
-    too_many = [f"row {row}: {n} times" for row, n in deliveries.items() if n > 1 + allowed[row]]
-    detail = f"{doubles} of at most {len(interrupted)}" + _some(too_many)
-    return Check("doubles within what was in flight", not too_many, detail)
-
-
 def _doubles_look_alike(evidence: Evidence) -> Check:
     message_ids: dict[str, set[str | None]] = {}
     for delivery in evidence.deliveries:
         for address in delivery.to:
             message_ids.setdefault(address, set()).add(delivery.message_id)
-    return _none("doubles with another Message-ID", [a for a, found in message_ids.items() if len(found) > 1])
+    return none_of(
+        "doubles with another Message-ID", [a for a, found in message_ids.items() if len(found) > 1]
+    )
 
 
-def _stale_refused(evidence: Evidence) -> Check:
+# ── what must hold in every lane ───────────────────────────────────────────────────────────────────
+
+
+def settled_once(course: Course) -> Check:
+    """At most one completion took effect for a row, and it was that of the row's last claim.
+
+    A worker may die between the commit and the line in its log, so that a completion may go unsaid.
+    """
+    last = course.last_claims
+    completed = Counter(s.claim for s in course.testimony.settled if s.took_effect and s.completes)
+    wrong = [f"row {row} by claim {seq}" for row, seq in completed if last.get(row) != seq]
+    twice = [f"row {row} twice" for (row, _), count in completed.items() if count > 1]
+    return none_of("settled more than once", [*wrong, *twice])
+
+
+def doubles_bounded(deliveries: Mapping[int, int], claims: set[ClaimKey]) -> Check:
+    """Per row: one delivery, and one more for each of its claims that was interrupted."""
+    allowed = Counter(row for row, _ in claims)
+    doubles = sum(count - 1 for count in deliveries.values())
+    too_many = [f"row {row}: {n} times" for row, n in deliveries.items() if n > 1 + allowed[row]]
+    detail = f"{doubles} of at most {len(claims)}" + some_of(too_many)
+    return Check("doubles within what was in flight", not too_many, detail)
+
+
+def stale_refused(course: Course) -> Check:
     """What a stopped worker held and others took over is theirs: it has written nothing to it since."""
-    stale = {claim for fault in evidence.faults for claim in fault.stale}
-    last = {end.id: end.claim_seq for end in evidence.ends}
-    said = {s.claim for s in evidence.testimony.settled if s.took_effect}
+    stale = {claim for fault in course.faults for claim in fault.stale}
+    last = course.last_claims
+    said = {s.claim for s in course.testimony.settled if s.took_effect}
     written = [
         f"row {row} by claim {seq}" for row, seq in stale if (row, seq) in said or last.get(row) == seq
     ]
-    return _none("settled by a stale claim", written)
+    return none_of("settled by a stale claim", written)
 
 
-def _demands(evidence: Evidence) -> list[Check]:
-    """What makes the run worth something, and what the workers owe beside the mails."""
-    hits = sum(fault.hit for fault in evidence.faults if fault.kind == "kill")
-    checks = [_none("workers that ended by themselves", list(evidence.deserters))]
-    if evidence.wanted_hits:
-        checks.append(Check("kills that hit mail in flight", hits >= evidence.wanted_hits, f"{hits}"))
-    slowest = max((f.recovery for f in evidence.faults if f.recovery is not None), default=0.0)
-    if evidence.recovery_limit is not None:
-        detail = f"{slowest:.1f} s, at most {evidence.recovery_limit:.1f} s"
-        checks.append(Check("recovery", slowest <= evidence.recovery_limit, detail))
+def demands(course: Course, what: str) -> list[Check]:
+    """What makes the run worth something, and what the workers owe beside it."""
+    hits = sum(fault.hit for fault in course.faults if fault.kind == "kill")
+    checks = [none_of("workers that ended by themselves", list(course.deserters))]
+    if course.wanted_hits:
+        checks.append(Check(f"kills that hit {what} in flight", hits >= course.wanted_hits, f"{hits}"))
+    slowest = max((f.recovery for f in course.faults if f.recovery is not None), default=0.0)
+    if course.recovery_limit is not None:
+        detail = f"{slowest:.1f} s, at most {course.recovery_limit:.1f} s"
+        checks.append(Check("recovery", slowest <= course.recovery_limit, detail))
     return checks
 
 
-def _none(name: str, found: Sequence[str]) -> Check:
-    return Check(name, not found, f"{len(found)}{_some(found)}")
+def none_of(name: str, found: Sequence[str]) -> Check:
+    return Check(name, not found, f"{len(found)}{some_of(found)}")
 
 
-def _some(found: Sequence[str]) -> str:
+def some_of(found: Sequence[str]) -> str:
     return f" ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})" if found else ""
 
 
 # ── what is worth knowing ────────────────────────────────────────────────────────────────────────
 
 
-def _figures(
-    evidence: Evidence, deliveries: Mapping[int, int], interrupted: set[ClaimKey]
-) -> dict[str, float]:
-    faults, testimony = evidence.faults, evidence.testimony
-    kills = [fault for fault in faults if fault.kind == "kill"]
-    held = {(h.id, h.claim_seq) for fault in faults for h in fault.held}
-    recoveries = [fault.recovery for fault in faults if fault.recovery is not None]
+def _figures(evidence: Evidence, deliveries: Mapping[int, int], claims: set[ClaimKey]) -> dict[str, float]:
     return {
         "attempted": len(evidence.ordered),
         "acked": sum(end.status == "sent" for end in evidence.ends),
@@ -233,9 +260,20 @@ def _figures(
         "unexpected": len(_strange(evidence)),
         "recovered": sum(end.rescue_count > 0 for end in evidence.ends),
         "duplicated": sum(count - 1 for count in deliveries.values()),
+        **fault_figures(evidence, claims),
+        "rescues": sum(end.rescue_count for end in evidence.ends),
+        "charged_retries": sum(end.retry_count for end in evidence.ends),
+        **recovery_figures(evidence),
+    }
+
+
+def fault_figures(course: Course, claims: set[ClaimKey]) -> dict[str, float]:
+    faults, testimony = course.faults, course.testimony
+    kills = [fault for fault in faults if fault.kind == "kill"]
+    return {
         "duplicates_certain": sum(fault.accepted for fault in faults),
-        "in_flight_at_faults": len(held),
-        "in_flight_bound": len(interrupted),
+        "in_flight_at_faults": len({(h.id, h.claim_seq) for fault in faults for h in fault.held}),
+        "in_flight_bound": len(claims),
         "kills": len(kills),
         "hits": sum(fault.hit for fault in kills),
         "stops": sum(fault.kind == "stop" for fault in faults),
@@ -243,8 +281,12 @@ def _figures(
         "stale_claims": sum(len(fault.stale) for fault in faults),
         "stale_settles_refused": sum(not s.took_effect for s in testimony.settled),
         "leases_noticed_lost": len(testimony.lost),
-        "rescues": sum(end.rescue_count for end in evidence.ends),
-        "charged_retries": sum(end.retry_count for end in evidence.ends),
+    }
+
+
+def recovery_figures(course: Course) -> dict[str, float]:
+    recoveries = [fault.recovery for fault in course.faults if fault.recovery is not None]
+    return {
         "median_recovery_seconds": round(median(recoveries), 2) if recoveries else 0.0,
         "slowest_recovery_seconds": round(max(recoveries, default=0.0), 2),
     }

@@ -1,4 +1,4 @@
-"""The processes that a chaos run starts: an SMTP sink that outlives everybody, and workers that do not."""
+"""The processes that a chaos run starts: a receiver that outlives everybody, and workers that do not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -49,28 +50,34 @@ class Tail:
         return whole.split(b"\n") if newline else []
 
 
-class SinkProcess:
+class PeerProcess:
+    """A receiver in a process of its own, which prints its URL when it is ready."""
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        whole = [sys.executable, "-m", *command]
+        self._process = _start(whole, cwd=folder, environment=dict(os.environ), stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().decode().strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class SinkProcess(PeerProcess):
     """`homing.testing.smtp_sink` as a process; its log has the line before the sender hears of it."""
 
     def __init__(self, folder: Path, *, delay: float) -> None:
         self._log = folder / "accepted.jsonl"
         self._tail = Tail(self._log)
-        self._taken: set[str] = set()
-        command = [
-            sys.executable,
-            "-m",
-            "homing.testing.smtp_sink",
-            "--log",
-            str(self._log),
-            "--delay",
-            f"{delay:.4f}",
-        ]
-        self._process = _start(command, cwd=folder, environment=dict(os.environ), stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().decode().strip()
+        self._taken: Counter[str] = Counter()
+        options = ["--log", str(self._log), "--delay", f"{delay:.4f}"]
+        super().__init__(folder, ["homing.testing.smtp_sink", *options])
 
-    def addresses(self) -> set[str]:
-        """Everybody who has got something by now."""
+    def addresses(self) -> Counter[str]:
+        """Everybody who has got something by now, and how often."""
         for line in self._tail.lines():
             self._taken.update(_read_delivery(line).to)
         return self._taken
@@ -78,12 +85,6 @@ class SinkProcess:
     def deliveries(self) -> list[Delivery]:
         """All of them, in their order; read it when the senders are done."""
         return [_read_delivery(line) for line in Tail(self._log).lines()]
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 class WorkerProcess:

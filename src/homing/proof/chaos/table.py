@@ -1,4 +1,4 @@
-"""What the table says, read from beside: who holds which rows now, and how every row ended."""
+"""What a table says, read from beside: who holds which rows now, and how every row ended."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from homing.lanes.mail_outbox.outbox import MailOutbox, new_token
 _BATCH = 1000
 
 _HELD = "SELECT id, claim_seq, locked_by, to_address FROM mail_outbox WHERE status = 'dispatching'"
+_FENCES = "SELECT id, claim_seq FROM mail_outbox"
 _ENDS = """
 SELECT id, status, to_address, token, claim_seq, retry_count, rescue_count,
     sent_at IS NOT NULL AS has_sent_at
@@ -29,7 +30,8 @@ class Held(Struct, frozen=True):
     id: int
     claim_seq: int
     owner: str
-    address: str
+    #: What the receiver knows it by.
+    mark: str
 
 
 class End(Struct, frozen=True):
@@ -46,13 +48,43 @@ class End(Struct, frozen=True):
     has_sent_at: bool | int
 
 
-class MailTable:
-    """An observer of `mail_outbox`; it claims nothing."""
+class Observer:
+    """Looks at a table and claims nothing."""
+
+    def __init__(self, url: str, *, held: str, fences: str, open_rows: str) -> None:
+        self.database: Database = connect(url, pool_size=1)
+        self._held, self._fences, self._open_rows = held, fences, open_rows
+
+    async def held(self, owner: str | None = None) -> list[Held]:
+        rows = await self.read(self._held)
+        return [Held(row[0], row[1], row[2], self.mark(row)) for row in rows if owner in {None, row[2]}]
+
+    def mark(self, row: Sequence[Any]) -> str:
+        """What the receiver knows a row by."""
+        return str(row[3])
+
+    async def fences(self) -> dict[int, int]:
+        return {row[0]: row[1] for row in await self.read(self._fences)}
+
+    async def open_rows(self) -> int:
+        """How many have not ended yet."""
+        count: int = (await self.read(self._open_rows))[0][0]
+        return count
+
+    async def close(self) -> None:
+        await self.database.close()
+
+    async def read(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        return [tuple(row) for row in await self.database.fetch(Query("observe", sql, (), writes=False), {})]
+
+
+class MailTable(Observer):
+    """An observer of `mail_outbox`, which it has filled."""
 
     def __init__(self, url: str) -> None:
-        self._database: Database = connect(url, pool_size=1)
+        super().__init__(url, held=_HELD, fences=_FENCES, open_rows=_OPEN)
         self._outbox = MailOutbox(
-            self._database, transition, owner="observer", lease_seconds=1, max_attempts=1
+            self.database, transition, owner="observer", lease_seconds=1, max_attempts=1
         )
 
     async def fill(self, mails: int) -> list[str]:
@@ -62,27 +94,8 @@ class MailTable:
             await self._outbox.enqueue([_order(address) for address in addresses[start : start + _BATCH]])
         return addresses
 
-    async def held(self, owner: str | None = None) -> list[Held]:
-        rows = await self._read(_HELD)
-        return [Held(*row) for row in map(_values, rows) if owner in {None, row[2]}]
-
     async def ends(self) -> list[End]:
-        return [End(*row) for row in map(_values, await self._read(_ENDS))]
-
-    async def open_rows(self) -> int:
-        """How many have not ended yet."""
-        count: int = (await self._read(_OPEN))[0]["count"]
-        return count
-
-    async def close(self) -> None:
-        await self._database.close()
-
-    async def _read(self, sql: str) -> Sequence[Any]:
-        return await self._database.fetch(Query("observe", sql, (), writes=False), {})
-
-
-def _values(row: Any) -> tuple[Any, ...]:
-    return tuple(row)
+        return [End(*row) for row in await self.read(_ENDS)]
 
 
 def _order(address: str) -> NewMail:

@@ -52,12 +52,12 @@ CREATE TABLE dispatch_job (
     defer_count          INTEGER NOT NULL DEFAULT 0
 );
 
-CREATE INDEX idx_dispatch_external_id ON dispatch_job (external_id, created_at, id);
+CREATE INDEX idx_dispatch_external_id ON dispatch_job (external_id, created_at, id) WHERE external_id IS NOT NULL;
 CREATE INDEX idx_dispatch_status ON dispatch_job (status, created_at, id);
 CREATE INDEX idx_dispatch_source ON dispatch_job (source, created_at, id);
 CREATE INDEX idx_dispatch_type ON dispatch_job (type, created_at, id);
-CREATE INDEX idx_dispatch_group_id ON dispatch_job (group_id, created_at, id);
-CREATE INDEX idx_dispatch_scheduled ON dispatch_job (scheduled_for);
+CREATE INDEX idx_dispatch_group_id ON dispatch_job (group_id, created_at, id) WHERE group_id IS NOT NULL;
+CREATE INDEX idx_dispatch_scheduled ON dispatch_job (scheduled_for) WHERE scheduled_for IS NOT NULL;
 CREATE INDEX idx_dispatch_created ON dispatch_job (created_at, id);
 CREATE INDEX homing_job_source_status ON dispatch_job (source, status, created_at, id);
 
@@ -88,13 +88,17 @@ BEGIN
                        replace(replace(substr(NEW.target_url, instr(NEW.target_url, '://') + 3), '?', '/'), '#', '/') || '/' AS rest
             ), authority AS (
                 SELECT scheme, lower(substr(rest, 1, instr(rest, '/') - 1)) AS host FROM url
+            ), place AS (
+                SELECT scheme, host, CASE WHEN host LIKE '[%' THEN instr(host, ']:') + 1 ELSE instr(host, ':') END AS port
+                FROM authority
             )
             SELECT CASE WHEN scheme NOT IN ('http', 'https') OR host = '' THEN 'invalid'
-                   ELSE scheme || '://' || host
-                        || CASE WHEN host LIKE '[%]' OR (host NOT LIKE '[%' AND instr(host, ':') = 0)
-                                THEN CASE scheme WHEN 'http' THEN ':80' ELSE ':443' END ELSE '' END
+                   WHEN host LIKE '[%]' OR (host NOT LIKE '[%' AND instr(host, ':') = 0)
+                   THEN scheme || '://' || host || CASE scheme WHEN 'http' THEN ':80' ELSE ':443' END
+                        || CASE WHEN NEW.credentials_id IS NULL THEN '' ELSE '#' || NEW.credentials_id END
+                   ELSE scheme || '://' || substr(host, 1, port) || CAST(substr(host, port + 1) AS INTEGER)
                         || CASE WHEN NEW.credentials_id IS NULL THEN '' ELSE '#' || NEW.credentials_id END END
-            FROM authority),
+            FROM place),
         scheduled_for = strftime('%Y-%m-%dT%H:%M:%fZ', NEW.scheduled_for),
         expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', NEW.expires_at),
         next_attempt_at = max(strftime('%Y-%m-%dT%H:%M:%fZ', NEW.next_attempt_at),
@@ -180,6 +184,7 @@ CREATE TABLE homing_target (
     updated_at      TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 );
 
--- The ids that were given out, so that they only rise whoever asks for them. A row is taken by `base`.
-CREATE TABLE homing_tsid (base INTEGER NOT NULL, last INTEGER NOT NULL);
-INSERT INTO homing_tsid VALUES (0, 0);
+-- The ids that were given out, so that they only rise whoever asks for them: a batch takes those from `base` to
+-- `last`. `seen` is how far a sweep looked.
+CREATE TABLE homing_tsid (base INTEGER NOT NULL, last INTEGER NOT NULL, seen INTEGER);
+INSERT INTO homing_tsid VALUES (0, 0, NULL);

@@ -1,0 +1,80 @@
+"""Dead letters: a webhook of its own for each job that ended in ERROR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from homing.db import Row, iso
+from homing.errors import SettingsError
+from homing.lanes.dispatch_jobs.job import NewJob
+from homing.lanes.dispatch_jobs.target import target_of
+from homing.lanes.dispatch_jobs.tsid import number_of, text_of
+
+SOURCE, TYPE = "homing", "homing.job.dead"
+_MAX_RETRIES = 10
+
+
+def make_dead_letters(
+    url: str | None, credentials_id: str | None, url_refusal: Callable[[str], str | None]
+) -> Callable[[Row], NewJob | None] | None:
+    """What turns a dead job into a letter, as the settings ask for; None when nobody is to be told."""
+    if url is None:
+        return None
+    if (refusal := url_refusal(url)) is not None:
+        raise SettingsError(f"HOMING_JOBS_DEAD_LETTER_URL cannot be used: {refusal}")
+    credentials = _credentials(credentials_id)
+
+    def letter(row: Row) -> NewJob | None:
+        # A dead letter that cannot be delivered brings forth no other.
+        if (row["source"], row["type"]) == (SOURCE, TYPE):
+            return None
+        return _letter(row, url, credentials)
+
+    return letter
+
+
+def _credentials(text: str | None) -> int | None:
+    if text is None:
+        return None
+    number = number_of(text)
+    if number is None:
+        raise SettingsError(
+            "HOMING_JOBS_DEAD_LETTER_CREDENTIALS_ID is no id of credentials: it has 13 characters"
+        )
+    return number
+
+
+def _letter(row: Row, url: str, credentials_id: int | None) -> NewJob:
+    return NewJob(
+        source=SOURCE,
+        type=TYPE,
+        target_url=url,
+        target=target_of(url, credentials_id),
+        credentials_id=credentials_id,
+        payload=msgspec.json.encode(_event(row)).decode(),
+        max_retries=_MAX_RETRIES,
+        # One letter for each end: a job that is requeued and dies again is told of again.
+        idempotency_key=f"{row['id']}:{row['claim_seq']}:{row['attempt_count']}",
+    )
+
+
+def _event(row: Row) -> dict[str, Any]:
+    return {
+        "type": TYPE,
+        "timestamp": iso(row["completed_at"]),
+        "data": {
+            "id": text_of(row["id"]),
+            "source": row["source"],
+            "type": row["type"],
+            "groupId": row["group_id"],
+            "targetUrl": row["target_url"],
+            "attemptCount": row["attempt_count"],
+            "errorClass": row["error_class"],
+            "lastError": row["last_error"],
+            "createdAt": iso(row["created_at"]),
+            "completedAt": iso(row["completed_at"]),
+        },
+    }

@@ -1,0 +1,405 @@
+"""Targets that fail, that have limits, that are paused: several processes, one table, real receivers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.jobs import JobBench, eventually, job, job_bench, job_benches
+
+from homing.db import instant, iso
+from homing.engine.model import Claim, Complete, Failure, RetryIn, Settlement
+from homing.lanes.dispatch_jobs import jobs as jobs_module
+from homing.lanes.dispatch_jobs.job import Job, Report
+from homing.lanes.dispatch_jobs.view import waiting_for
+from homing.testing.http_sink import Answer, HttpSink, SinkRequest
+
+URL = "https://partner.example/hooks"
+TARGET = "https://partner.example:443"
+FAILED = RetryIn(0.0, Failure("http_500", "HTTP 500"), report=Report(0.01, 500, "", {}, target_failed=True))
+SUCCEEDED = Complete(Report(0.01, 200, "", {}, target_failed=False))
+#: The job's own fault, or the receiver's for this job alone: it says that the target is there.
+REFUSED = RetryIn(0.0, Failure("http_404", "HTTP 404"), report=Report(0.01, 404, "", {}, target_failed=False))
+BREAKING = {"jobs_breaker_failures": 6, "jobs_breaker_seconds": 20, "jobs_breaker_max_seconds": 60}
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncIterator[list[JobBench]]:
+    """Four of them, as four processes would have."""
+    async with job_benches(database_url, 4, **BREAKING) as opened:
+        yield opened
+
+
+async def claim_at_once(stores: Sequence[JobBench], limit: int = 50) -> list[Claim[Job]]:
+    return [claim for batch in await asyncio.gather(*(s.claim(limit) for s in stores)) for claim in batch]
+
+
+async def attempted(store: JobBench, settlement: Settlement, count: int) -> None:
+    """So many attempts by this store, all with the same end."""
+    claims = await store.claim(count)
+    assert len(claims) == count
+    assert len(await store.jobs.settle([(claim, settlement) for claim in claims])) == count
+
+
+async def open_for(store: JobBench) -> float:
+    """Seconds until the breaker lets somebody try."""
+    row = await store.target(TARGET)
+    until, now = instant(row["open_until"]), instant(row["now"])
+    assert until is not None
+    assert now is not None
+    return (until - now).total_seconds()
+
+
+# ── breaker ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_failures_in_a_row_open_the_breaker_whoever_had_them(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 20)
+    for store in stores[:2]:
+        await attempted(store, FAILED, 2)
+    await attempted(stores[2], FAILED, 1)
+    assert (await stores[0].target(TARGET))["open_until"] is None, "five are not six"
+    await attempted(stores[3], FAILED, 1)
+    row = await stores[0].target(TARGET)
+    assert (row["failures"], row["last_error"]) == (6, "HTTP 500")
+    assert 10 < await open_for(stores[0]) <= 20
+    assert await claim_at_once(stores) == []
+
+
+async def test_a_success_in_between_starts_the_count_again(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 40)
+    for settlement in (SUCCEEDED, REFUSED):
+        await attempted(stores[0], FAILED, 5)
+        await attempted(stores[1], settlement, 1)
+        assert (await stores[0].target(TARGET))["failures"] == 0
+    await attempted(stores[2], FAILED, 5)
+    assert (await stores[0].target(TARGET))["open_until"] is None
+    claims = await stores[0].claim(8)
+    mixed: list[Settlement] = [FAILED, SUCCEEDED, FAILED, FAILED, FAILED, FAILED, FAILED, FAILED]
+    await stores[0].jobs.settle(list(zip(claims, mixed, strict=True)))
+    assert (await stores[0].target(TARGET))["failures"] == 6, "those after the success"
+    assert await open_for(stores[0]) > 0
+
+
+async def test_the_opening_is_told_once(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 12)
+    claims = await stores[0].claim(12)
+    for first in range(0, 12, 3):
+        await stores[0].jobs.settle([(claim, FAILED) for claim in claims[first : first + 3]])
+    assert [line["target"] for line in stores[0].log.all("breaker.opened")] == [TARGET]
+
+
+async def test_jobs_of_an_open_breaker_wait_uncharged_and_say_why(stores: list[JobBench]) -> None:
+    *_, waiting = await stores[0].create(URL, 7)
+    await attempted(stores[0], FAILED, 6)
+    row = await stores[0].row(waiting)
+    held = waiting_for(row)
+    assert held is not None
+    assert held.reason == "breaker_open"
+    assert "HTTP 500" in held.message
+    assert held.until == iso(row["open_until"])
+    (other,) = await stores[1].create("https://other.example/")
+    assert [c.id for c in await claim_at_once(stores)] == [other]
+    assert (row["status"], row["attempt_count"]) == ("PENDING", 0)
+
+
+async def test_half_open_it_is_probed_by_one_at_a_time(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 20)
+    await attempted(stores[0], FAILED, 6)
+    await stores[0].pass_time(21)
+    for _ in range(3):
+        probes = await claim_at_once(stores)
+        assert len(probes) == 1, "four stores asked at the same moment"
+        assert await claim_at_once(stores) == [], "while the probe is under way"
+        await stores[1].jobs.release(probes)
+    (probe,) = await claim_at_once(stores)
+    owner = (await stores[0].row(probe.id))["locked_by"]
+    (prober,) = [store for store in stores if store.jobs._parameters["owner"] == owner]
+    await prober.jobs.settle([(probe, SUCCEEDED)])
+    row = await stores[0].target(TARGET)
+    assert (row["failures"], row["open_until"], row["cooldown"]) == (0, None, 0)
+    assert len(await claim_at_once(stores)) == 19, "closed again"
+
+
+async def test_each_failed_probe_doubles_the_wait_up_to_a_limit(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 20)
+    await attempted(stores[0], FAILED, 6)
+    for expected in (40, 60, 60):
+        await stores[0].pass_time(61)
+        await attempted(stores[1], FAILED, 1)
+        assert expected - 10 < await open_for(stores[0]) <= expected
+        assert await claim_at_once(stores) == []
+    await stores[0].pass_time(61)
+    await attempted(stores[2], SUCCEEDED, 1)
+    await attempted(stores[0], FAILED, 6)
+    assert 10 < await open_for(stores[0]) <= 20, "from the beginning"
+
+
+async def test_attempts_that_were_under_way_do_not_prolong_an_open_breaker(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 20)
+    claims = await stores[0].claim(20)
+    await stores[0].jobs.settle([(claim, FAILED) for claim in claims[:6]])
+    before = (await stores[0].target(TARGET))["open_until"]
+    await stores[0].jobs.settle([(claim, FAILED) for claim in claims[6:]])
+    assert (await stores[0].target(TARGET))["open_until"] == before
+
+
+async def test_a_receiver_that_breaks_and_comes_back(database_url: str) -> None:
+    """From end to end: few requests reach it while it is broken, and all jobs arrive in the end."""
+    async with (
+        HttpSink(lambda _: Answer(status=500)) as sink,
+        job_benches(database_url, 2, **BREAKING) as benches,
+    ):
+        ids = await benches[0].create(sink.url, 30, max_retries=10)
+        for _ in range(4):
+            await benches[0].make_due()
+            await asyncio.gather(*(bench.run_batch(5) for bench in benches))
+        assert 6 <= sink.count <= 20, "what was under way when it opened, and no more"
+        charged = sum([(await benches[0].row(id))["attempt_count"] for id in ids])
+        assert charged == sink.count
+        sink.script = None
+
+        async def all_done() -> bool:
+            for bench in benches:
+                await bench.pass_time(30)
+            return (await benches[0].jobs.counts())["COMPLETED"] == 30
+
+        async with working(benches):
+            await eventually(all_done)
+        await benches[0].attempts_add_up()
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def limit(store: JobBench, target: str, concurrency: int | None, rate: float | None = None) -> None:
+    await store.jobs.run("limit_target", target=target, max_concurrency=concurrency, rate_per_second=rate)
+
+
+@asynccontextmanager
+async def working(benches: Sequence[JobBench]) -> AsyncIterator[None]:
+    """All of them at work, as processes would be."""
+    workers = [bench.homing.webhooks.worker() for bench in benches]
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+        for bench in benches:
+            await bench.deliverer.drain(5)
+
+
+class Counting:
+    """A receiver that takes its time, and knows how many are with it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.now = self.most = 0
+
+    def __call__(self, _request: SinkRequest) -> Answer:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        # Set before the sink's own timer: it is gone when the answer goes out.
+        asyncio.get_running_loop().call_later(self._seconds, self._done)
+        return Answer(delay=self._seconds)
+
+    def _done(self) -> None:
+        self.now -= 1
+
+
+async def test_concurrent_claims_of_four_stores_keep_to_the_limit(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 60)
+    await limit(stores[0], TARGET, 7)
+    claims = await claim_at_once(stores)
+    assert len(claims) == 7
+    await stores[0].jobs.settle([(claim, SUCCEEDED) for claim in claims[:3]])
+    assert len(await claim_at_once(stores)) == 3
+    await limit(stores[1], TARGET, 2)
+    assert await claim_at_once(stores) == [], "lowered: what is under way ends first"
+    await limit(stores[1], TARGET, None)
+    assert len(await claim_at_once(stores)) == 50
+
+
+@pytest.mark.slow
+async def test_a_receiver_never_has_more_at_once_than_its_limit(database_url: str) -> None:
+    counting = Counting(0.03)
+    async with HttpSink(counting) as sink, job_benches(database_url, 4) as benches:
+        await limit(benches[0], sink.url, 3)
+        await benches[0].create(sink.url, 40)
+        async with working(benches):
+            await sink.received(40, timeout=30)
+    assert counting.most == 3
+
+
+async def test_what_a_process_sends_at_once_to_one_target_is_limited_too(database_url: str) -> None:
+    counting = Counting(0.03)
+    async with HttpSink(counting) as sink, job_bench(database_url, jobs_connections_per_target=4) as lane:
+        ids = await lane.create(sink.url, 20)
+        await lane.run_until_idle()
+        assert await lane.states(ids) == ["COMPLETED"] * 20
+    assert counting.most == 4
+
+
+async def test_a_rate_is_kept_by_four_stores_together(stores: list[JobBench]) -> None:
+    """Two in ten seconds, so that the milliseconds which really pass decide nothing."""
+    await stores[0].create(URL, 60)
+    await limit(stores[0], TARGET, None, rate=0.2)
+    taken = [len(await claim_at_once(stores))]
+    for seconds in (5, 3, 2, 60, 4):
+        await stores[0].pass_time(seconds)
+        taken.append(len(await claim_at_once(stores)))
+    assert taken == [1, 1, 0, 1, 1, 0], "never more than one saved up"
+
+
+async def test_a_rate_saves_up_a_second_and_no_more(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 60)
+    await limit(stores[0], TARGET, None, rate=5.0)
+    await stores[0].pass_time(3600)
+    first = len(await claim_at_once(stores))
+    assert 5 <= first <= 8, "five, and what a busy machine lets pass meanwhile"
+
+
+@pytest.mark.slow
+async def test_a_receiver_gets_no_more_in_a_while_than_its_rate(database_url: str) -> None:
+    async with HttpSink() as sink, job_benches(database_url, 4) as benches:
+        await limit(benches[0], sink.url, None, rate=40.0)
+        await benches[0].create(sink.url, 100)
+        async with working(benches):
+            times = [request.at for request in await sink.received(100, timeout=30)]
+    # A second's worth may be saved up; one more each for the clocks of two machines.
+    for start in times:
+        for seconds in (0.25, 0.5, 1.0):
+            count = sum(start <= at <= start + seconds for at in times)
+            assert count <= 40 + 40 * seconds + 2
+    assert times[-1] - times[0] >= 60 / 40 - 0.1
+
+
+# ── pauses ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def pause(store: JobBench, target: str, seconds: float, reason: str = "maintenance") -> None:
+    until = datetime.now(UTC) + timedelta(seconds=seconds)
+    moment = until if store.homing.database.dialect == "postgres" else iso(until)
+    await store.jobs.run("pause_target", target=target, until=moment, reason=reason)
+
+
+async def test_a_paused_target_holds_its_own_jobs_and_no_others(database_url: str) -> None:
+    async with HttpSink() as sink, HttpSink() as other, job_benches(database_url, 2) as benches:
+        held = await benches[0].create(sink.url, 3)
+        free = await benches[0].create(other.url, 3)
+        await pause(benches[1], sink.url, 3600)
+        for bench in benches:
+            await bench.run_batch()
+        assert await benches[0].states([*held, *free]) == ["PENDING"] * 3 + ["COMPLETED"] * 3
+        waiting = waiting_for(await benches[0].row(held[0]))
+        assert waiting is not None
+        assert (waiting.reason, "maintenance" in waiting.message) == ("target_paused", True)
+        await benches[1].jobs.run("resume_target", target=sink.url)
+        await benches[0].run_batch()
+        assert await benches[0].states(held) == ["COMPLETED"] * 3
+        assert sink.count == 3
+
+
+async def test_a_pause_ends_by_itself(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 2)
+    await pause(stores[0], TARGET, 100)
+    assert await claim_at_once(stores) == []
+    await stores[0].pass_time(101)
+    assert len(await claim_at_once(stores)) == 2
+
+
+async def test_who_resumes_closes_the_breaker_too(stores: list[JobBench]) -> None:
+    await stores[0].create(URL, 10)
+    await attempted(stores[0], FAILED, 6)
+    await stores[1].jobs.run("resume_target", target=TARGET)
+    row = await stores[0].target(TARGET)
+    assert (row["failures"], row["open_until"]) == (0, None)
+    assert len(await claim_at_once(stores)) == 10
+
+
+async def test_the_same_host_with_other_credentials_or_another_port_is_another_target(
+    stores: list[JobBench],
+) -> None:
+    urls: list[tuple[str, int | None]] = [
+        (URL, None),
+        (URL, 1),
+        (URL, 2),
+        ("https://partner.example:8443/", None),
+        ("http://partner.example/", None),
+        ("https://PARTNER.example/else", None),
+    ]
+    orders = [job(url, credentials_id=id) for url, id in urls]
+    ids = [ordered.id for ordered in await stores[0].order(orders)]
+    await pause(stores[0], TARGET, 100)
+    assert sorted(c.id for c in await claim_at_once(stores)) == ids[1:5]
+
+
+# ── fairness ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_one_silent_target_never_holds_more_than_its_share(database_url: str) -> None:
+    """It has a thousand jobs and answers nothing; the others are delivered meanwhile."""
+    async with (
+        HttpSink(lambda _: Answer(silent=True)) as silent,
+        HttpSink() as healthy,
+        job_bench(database_url, jobs_batch=40, jobs_connections_per_target=10) as lane,
+    ):
+        await lane.create(silent.url, 200, timeout_seconds=30.0)
+        held: list[int] = []
+        async with working([lane]):
+            await silent.received(10)
+            for _ in range(5):
+                ids = await lane.create(healthy.url, 20)
+                await healthy.received(healthy.count + 20)
+                rows = await lane.sql(
+                    "SELECT count(*) AS n FROM dispatch_job WHERE status = 'IN_PROGRESS' AND target = :t",
+                    t=silent.url,
+                )
+                held.append(rows[0]["n"])
+
+                async def done(ids: list[int] = ids) -> bool:
+                    return set(await lane.states(ids)) == {"COMPLETED"}
+
+                await eventually(done)
+            silent.hang_up()
+            lane.deliverer.claim_no_more()
+        assert held == [10] * 5, "as many as are sent at once"
+
+
+async def test_many_targets_share_what_is_free(database_url: str) -> None:
+    async with job_bench(database_url, jobs_batch=100, jobs_connections_per_target=50) as lane:
+        for n in range(10):
+            await lane.create(f"https://partner{n}.example/", 3 if n else 500)
+        claims = await lane.claim(50)
+        taken = [sum(f"partner{n}.example" in c.item.target for c in claims) for n in range(10)]
+        assert taken == [23, *[3] * 9], "the small ones get all they have, the large one the rest"
+
+
+async def test_a_claim_looks_at_some_targets_at_a_time_and_reaches_them_all(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_MOST_TARGETS", 3)
+    async with job_bench(database_url) as lane:
+        ids = [(await lane.create(f"https://partner{n}.example/"))[0] for n in range(8)]
+        found: list[int] = []
+        for _ in range(3):
+            claims = await lane.claim()
+            assert len(claims) <= 3
+            found += [claim.id for claim in claims]
+        assert sorted(found) == ids
+
+
+async def test_targets_with_nothing_due_cost_a_claim_nothing_else(stores: list[JobBench]) -> None:
+    """One that has jobs for tomorrow only, and one that is full, beside one that is due."""
+    tomorrow = iso(datetime.now(UTC) + timedelta(days=1))
+    await stores[0].create("https://a.example/", 5, scheduled_for=tomorrow)
+    await stores[0].create("https://b.example/", 5)
+    await limit(stores[0], "https://b.example:443", 2)
+    assert len(await stores[1].claim(5)) == 2
+    due = await stores[0].create("https://c.example/", 3)
+    assert [c.id for c in await stores[0].claim(10)] == due
