@@ -48,11 +48,18 @@ format: $(INSTALLED_DEV) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(INSTALLED_DEV) ## measure the mail path beside its limit and its peers
-	@$(BIN)/homing bench mail $(ARGS); mail=$$?; $(BIN)/homing bench scale && test $$mail -eq 0
+bench: $(INSTALLED_DEV) ## measure mails and webhooks beside their limits and their peers
+	@$(BIN)/homing bench mail $(ARGS); mail=$$?; \
+	$(BIN)/homing bench webhook $(ARGS); webhook=$$?; \
+	$(BIN)/homing bench create $(ARGS); create=$$?; \
+	$(BIN)/homing bench scale; scale=$$?; \
+	$(BIN)/homing bench scale --lane dispatch_jobs; jobs=$$?; \
+	test $$mail$$webhook$$create$$scale$$jobs = 00000
 
 bench-scale: $(INSTALLED_DEV) ## measure claims as the table grows to 10,000,000 rows
 	@$(BIN)/homing bench scale --rows 10000 --rows 1000000 --rows 10000000 $(ARGS)
+	@$(BIN)/homing bench scale --lane dispatch_jobs --rows 10000 --rows 1000000 --rows 10000000 $(ARGS)
+	@$(BIN)/homing bench search --rows 5000000
 
 clauses: $(INSTALLED) ## print which tests prove which clause of docs/contracts.md
 	@$(BIN)/python scripts/clauses.py

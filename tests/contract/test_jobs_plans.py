@@ -58,6 +58,12 @@ METADATA = """
 INSERT INTO dispatch_job_metadata (id, dispatch_job_id, meta_key, meta_value)
 SELECT id, id, 'tenantId', 'acme' FROM dispatch_job WHERE status <> 'COMPLETED'
 """
+#: Targets that have failed some time or other, and stay known.
+KNOWN_TARGETS = """
+INSERT INTO homing_target (target)
+SELECT 'https://known' || id || '.example:443'
+FROM dispatch_job WHERE status <> 'COMPLETED' ORDER BY id LIMIT 5000
+"""
 
 SHARES = json.dumps([{"target": f"https://partner{n}.example:443", "slots": EACH} for n in range(TARGETS)])
 
@@ -140,7 +146,7 @@ class Postgres:
         await self._connection.execute(
             f"INSERT INTO dispatch_job ({COLUMNS}) SELECT {POSTGRES_VALUES} FROM {series}"
         )
-        for statement in (ATTEMPTS, HEADERS, METADATA):
+        for statement in (ATTEMPTS, HEADERS, METADATA, KNOWN_TARGETS):
             await self._connection.execute(statement)
         await self.settle_down()
         rows = await self._connection.fetch(
@@ -203,7 +209,9 @@ MOST_BUFFERS = {
     "claim_one": 100,
     "attempts": 60,
 }
-LARGE = ("dispatch_job", "dispatch_attempt", "dispatch_job_headers", "dispatch_job_metadata")
+#: None of these ids is in a state to be changed, which one plan sees by the state and another by the ids.
+BY_ID = {"expire", "cancel", "requeue"}
+LARGE = ("dispatch_job", "dispatch_attempt")
 
 
 @pytest.mark.clause("JOB-21")
@@ -225,7 +233,10 @@ async def test_postgres_reads_by_index_and_what_is_held_back_costs_nothing(postg
             await connection.close()
     for key, plan in after.items():
         assert not [table for table in plan.scanned if table.startswith(LARGE)], key
-        assert plan.buffers <= before[key].buffers * 1.5 + 20, (key, before[key].buffers, plan.buffers)
+        most = before[key].buffers * 1.5 + 20
+        if key[0] in BY_ID:
+            most = max(most, 100 * A_LOOK)
+        assert plan.buffers <= most, (key, before[key].buffers, plan.buffers)
 
 
 # ── SQLite ───────────────────────────────────────────────────────────────────────────────────────
@@ -258,7 +269,7 @@ class Sqlite:
     def fill(self) -> list[int]:
         series = SQLITE_SERIES.format(rows=ROWS)
         self.run(f"{series} INSERT INTO dispatch_job ({COLUMNS}) SELECT {SQLITE_VALUES} FROM series")
-        for statement in (ATTEMPTS, HEADERS, METADATA):
+        for statement in (ATTEMPTS, HEADERS, METADATA, KNOWN_TARGETS):
             self.run(statement)
         rows = self._connection.execute(
             "SELECT id FROM dispatch_job WHERE status = 'IN_PROGRESS' ORDER BY id LIMIT 100"
@@ -299,7 +310,7 @@ class Sqlite:
             row[3]
             for statement in _statements(query.sql)
             for row in self._connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)
-            if re.match(r"SCAN (dispatch_\w+|[a-z])$", row[3])
+            if re.match(r"SCAN (dispatch_\w+|homing_target|[a-z])$", row[3])
         ]
 
     def all_steps(self, ids: list[int]) -> dict[str, int]:

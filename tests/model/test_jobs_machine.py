@@ -444,7 +444,7 @@ def test_the_jobs_are_what_the_model_says(database_url: str) -> None:
         ("requeue", "attempts_before = attempt_count,", ""),
         ("requeue", "coalesce(max(j.position), 0) + 1", "coalesce(min(j.position), 0) - 1"),
         ("promote", "ORDER BY j.position LIMIT 1", "ORDER BY j.position DESC LIMIT 1"),
-        ("claim", "d.ready AND", ""),
+        ("claim", "claim_seq = claim_seq + 1", "claim_seq = max(claim_seq, 1)"),
     ],
 )
 def test_a_store_with_a_mistake_is_caught(sqlite_url: str, query: str, right: str, wrong: str) -> None:

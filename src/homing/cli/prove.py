@@ -29,7 +29,7 @@ PostgresUrl = Annotated[
 Step = Callable[[str], None]
 
 
-class CreatingLane(StrEnum):
+class BenchedLane(StrEnum):
     MAIL_OUTBOX = "mail_outbox"
     DISPATCH_JOBS = "dispatch_jobs"
 
@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
     bench = typer.Typer(
         no_args_is_help=True, help="Measure, and compare with the budgets. Exit 1 when one is missed."
     )
-    for command in (mail, webhook, scale, latency, memory, create):
+    for command in (mail, webhook, fairness, scale, search, latency, memory, create):
         bench.command()(command)
     app.add_typer(bench, name="bench")
 
@@ -81,7 +81,24 @@ def webhook(
         _report(webhook_race(jobs, rounds, step, postgres_url=postgres_url), show.webhook_table, json=json)
 
 
+def fairness(
+    targets: Annotated[int, typer.Option("--targets", min=1, max=200, help="Of each kind.")] = 200,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="For each target.")] = 25,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """How long webhooks to healthy targets wait beside as many targets that drip a byte a second."""
+    from homing.proof.bench import fairness as bench
+    from homing.proof.bench import show
+
+    plan = bench.FairnessPlan(targets, jobs)
+    with _steps(2 * rounds * len(bench.ARRIVALS)) as step:
+        _report(bench.fairness(plan, rounds, step, postgres_url=postgres_url), show.fairness_table, json=json)
+
+
 def scale(
+    lane: Annotated[BenchedLane, typer.Option("--lane", help="Whose table.")] = BenchedLane.MAIL_OUTBOX,
     rows: Annotated[
         list[int] | None, typer.Option("--rows", min=1000, help="A table size; several are allowed.")
     ] = None,
@@ -89,12 +106,26 @@ def scale(
     json: Json = False,
 ) -> None:
     """What a claim costs in a table of 10,000 and 1,000,000 rows (or those named with --rows)."""
-    from homing.proof.bench import scale as bench
-    from homing.proof.bench import show
+    from homing.proof.bench import jobs_scale, show
+    from homing.proof.bench import scale as mail_scale
 
     sizes = rows or QUICK_SIZES
-    with _steps(len(sizes) + 2) as step:
-        _report(bench.scale(sizes, step, postgres_url=postgres_url), show.scale_table, json=json)
+    measure = mail_scale.scale if lane == BenchedLane.MAIL_OUTBOX else jobs_scale.jobs_scale
+    with _steps(len(sizes) + 3) as step:
+        _report(measure(sizes, step, postgres_url=postgres_url), show.scale_table, json=json)
+
+
+def search(
+    rows: Annotated[int, typer.Option("--rows", min=1000, help="Jobs in the table.")] = 1_000_000,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """How long a search of dispatch jobs takes, for each filter and for frequent, rare and old values."""
+    from homing.proof.bench import search as bench
+    from homing.proof.bench import show
+
+    with _steps(2) as step:
+        _report(bench.search(rows, step, postgres_url=postgres_url), show.search_table, json=json)
 
 
 def latency(
@@ -132,7 +163,7 @@ def memory(
 
 def create(
     lane: Annotated[
-        list[CreatingLane] | None, typer.Option("--lane", help="One of them; else both, in turns.")
+        list[BenchedLane] | None, typer.Option("--lane", help="One of them; else both, in turns.")
     ] = None,
     requests: Annotated[int, typer.Option("--requests", min=100, help="Requests per round.")] = 20000,
     connections: Annotated[int, typer.Option("--connections", min=1, max=1000, help="Open at once.")] = 64,
@@ -144,7 +175,7 @@ def create(
     from homing.proof.bench import create as bench
     from homing.proof.bench import show
 
-    lanes = [one.value for one in lane or CreatingLane]
+    lanes = [one.value for one in lane or BenchedLane]
     with _steps(2 * rounds * len(lanes)) as step:
         work = bench.create(lanes, requests, connections, rounds, step, postgres_url=postgres_url)
         _report(work, show.create_table, json=json)

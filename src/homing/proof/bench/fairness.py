@@ -44,8 +44,8 @@ _KEY = base64.b64encode(bytes(32)).decode()
 _DEADLINE = 3.0
 _DRIP = Answer(drip=1.0, body=b"." * 100)
 _AT_ONCE = 1000
-#: Seconds that are left for making the jobs and starting the worker before the first is due.
-_LEAD, _JOBS_PER_SECOND = 5.0, 2000
+#: The time that is left for making the jobs before the first is due.
+_LEAD, _JOBS_PER_SECOND = 1.5, 2000
 _PATIENCE = 120.0
 
 _WAITING = "SELECT count(*) AS count FROM dispatch_job WHERE source = 'healthy' AND status <> 'COMPLETED'"
@@ -57,6 +57,8 @@ class FairnessPlan(Struct, frozen=True):
     #: Of each kind.
     targets: int = 200
     jobs_per_target: int = 25
+    #: Jobs that the worker holds at once, as by default.
+    slots: int = 1000
 
     @property
     def jobs(self) -> int:
@@ -154,18 +156,20 @@ async def _one_run(plan: FairnessPlan, url: str, kinds: Sequence[str], spread: f
         homing = await stack.enter_async_context(opened(settings))
         await homing.migrate()
         port = await stack.enter_async_context(_sinks(plan, kinds))
-        worker = WorkerProcess(folder, "worker", _environment(url), ["work", "dispatch_jobs"])
+        worker = WorkerProcess(folder, "worker", _environment(plan, url), ["work", "dispatch_jobs"])
         stack.callback(worker.kill)
+        await worker.until_ready()
         start = datetime.now(UTC) + timedelta(seconds=_LEAD + len(kinds) * plan.jobs / _JOBS_PER_SECOND)
         await _fill(homing, Arrival(plan, kinds, port, start, spread))
-        await worker.until_ready()
         await _until(start)
         homing.database.announce(CHANNEL)
         return await _watch(homing, worker)
 
 
-def _environment(database_url: str) -> dict[str, str]:
-    return worker_environment(database_url, "memory://", homing_encryption_key=_KEY)
+def _environment(plan: FairnessPlan, database_url: str) -> dict[str, str]:
+    return worker_environment(
+        database_url, "memory://", homing_encryption_key=_KEY, homing_jobs_batch=plan.slots
+    )
 
 
 async def _until(moment: datetime) -> None:

@@ -8,11 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from homing.proof.bench.create import CreateTable
+from homing.proof.bench.fairness import FairnessTable
 from homing.proof.bench.latency import LatencyTable
 from homing.proof.bench.measure import Budget, Series
 from homing.proof.bench.memory import MemoryTable
 from homing.proof.bench.race import HOMING, LIMIT, ON_SQLITE, Line, RaceTable
-from homing.proof.bench.scale import ScaleTable
+from homing.proof.bench.scale import Cost, ScaleTable
+from homing.proof.bench.search import SearchTable
 from homing.proof.bench.webhook_race import CELERY
 
 
@@ -45,9 +47,34 @@ def scale_table(result: ScaleTable) -> RenderableType:
     table = _table("rows due", "held back", "claim buffers", "claim ms", "settle buffers", "settle ms")
     for cost in result.costs:
         table.add_row(
-            f"{cost.queued:,}", f"{cost.held_back:,}", f"{cost.claim_buffers:,.0f}", f"{cost.claim_ms:.2f}",
-            f"{cost.settle_buffers:,.0f}", f"{cost.settle_ms:.2f}",
+            f"{cost.queued:,}", f"{cost.held_back:,}{held_by(cost)}",
+            f"{cost.claim_buffers:,.0f}", f"{cost.claim_ms:.2f}", f"{cost.settle_buffers:,.0f}", f"{cost.settle_ms:.2f}",
         )  # fmt: skip
+    return Group(table, budget_lines(result.budgets))
+
+
+def held_by(cost: Cost) -> str:
+    holder = getattr(cost, "holder", "")
+    return f" by {holder}" if holder else ""
+
+
+def fairness_table(result: FairnessTable) -> RenderableType:
+    table = _table("jobs are due", "p95 s alone", "p95 s beside slow ones", "ratio", "spread")
+    for line in result.lines:
+        table.add_row(
+            line.arrival, f"{line.alone.median:.2f}", f"{line.beside.median:.2f}",
+            f"{line.ratio.median:.2f}", _spread(line.ratio),
+        )  # fmt: skip
+    return Group(table, budget_lines(result.budgets))
+
+
+def search_table(result: SearchTable) -> RenderableType:
+    table = _table("search", "best ms", "p95 ms", "rows read", "total", "by")
+    for cost in result.costs:
+        total = f"{'≈' if cost.is_estimate else ''}{cost.total:,}"
+        table.add_row(
+            cost.name, f"{cost.best_ms:.1f}", f"{cost.p95_ms:.1f}", f"{cost.rows_read:,}", total, cost.plan
+        )
     return Group(table, budget_lines(result.budgets))
 
 
