@@ -179,6 +179,7 @@ class Homing:
                 "mail_orders": MailOrders(self.outbox, self.telemetry),
                 "outbox": self.outbox,
                 "backlog": self.mail.backlog,
+                "jobs_backlog": self.webhooks.backlog,
                 "shelf": self.shelf,
                 "provider": self.sender.name,
                 **self._health(),

@@ -1,4 +1,4 @@
-"""`homing demo`: a relay that fails on purpose, sample mails, and the page that shows both."""
+"""`homing demo`: a relay and a receiver that fail on purpose, sample messages, a page that shows them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ import random
 import secrets
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from homing.app import LANES, Homing, opened
+from homing.lanes.dispatch_jobs.credentials import CreateCredentials
+from homing.lanes.dispatch_jobs.job import NewJob
+from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.mail_outbox.mail import NewMail
 from homing.lanes.mail_outbox.outbox import new_token
 from homing.senders.caught_mail import CaughtMail
 from homing.service import Stop, run
 from homing.settings import Settings, load_settings, require_loopback
+from homing.signatures import VerificationError, verify
+from homing.testing import http_sink
+from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 from homing.testing.smtp_sink import Faults, SinkMail, SmtpSink
+
+Tell = Callable[[str], None]
 
 #: One in five is deferred at first, one in thirty refused for good, and now and then the relay hangs up.
 _FAULTS = Faults(defer_rcpt=0.2, reject_rcpt=0.03, drop_before_dot=0.02)
@@ -34,6 +46,23 @@ _SUBJECTS = (
     "Grüße",
 )
 
+#: Three partners, each with credentials of its own, so that each is a target of its own: one that fails now
+#: and then, one that asks for pauses, one that is down.
+_SHOP, _BUSY, _DOWN = "/shop", "/busy", "/down"
+_PARTNERS = (_SHOP, _BUSY, _DOWN)
+_TENANTS = ("acme", "globex", "initech")
+_STEPS = ("order.created", "order.paid", "order.shipped")
+#: Requests to the shop that get a 500; tried again, nearly all of them succeed.
+_SHOP_FAILS = 0.15
+_BUSY_ASKS = 0.05
+_TOO_MANY = Answer(status=429, headers=(("Retry-After", "2"),), body=b"please wait two seconds")
+#: For others, by path.
+_ANSWERS: Mapping[str, Answer] = {
+    f"{_SHOP}/broken": Answer(status=500, body=b"this path has never worked"),
+    f"{_SHOP}/gone": Answer(status=410, body=b"nobody subscribes here any more"),
+    f"{_DOWN}/hooks": Answer(status=503, body=b"down for the night"),
+}
+
 
 async def run_demo(
     flags: Mapping[str, Any],
@@ -41,16 +70,21 @@ async def run_demo(
     *,
     rate: float,
     seconds: float,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> None:
     accepted: asyncio.Queue[SinkMail] = asyncio.Queue()
-    with tempfile.TemporaryDirectory(prefix="homing-demo-") as folder:
-        async with SmtpSink(faults=_FAULTS, seed=secrets.randbits(30), on_mail=accepted.put_nowait) as relay:
-            settings = _settings(flags, environ, Path(folder), relay.url)
-            require_loopback(settings)
-            async with opened(settings, makes_file=True) as homing:
-                await homing.migrate()
-                await _run(homing, accepted, rate=rate, seconds=seconds, tell=tell)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="homing-demo-"))
+        sink = SmtpSink(faults=_FAULTS, seed=secrets.randbits(30), on_mail=accepted.put_nowait)
+        relay = await stack.enter_async_context(sink)
+        settings = _settings(flags, environ, Path(folder), relay.url)
+        require_loopback(settings)
+        homing = await stack.enter_async_context(opened(settings, makes_file=True))
+        await homing.migrate()
+        partners = await _make_partners(homing)
+        receiver = await stack.enter_async_context(HttpSink(_Receiver(partners).answer, keep=False))
+        samples = _Samples(homing, {path: partner.id for path, partner in partners.items()}, receiver.url)
+        await _run(homing, samples, accepted, rate=rate, seconds=seconds, tell=tell)
 
 
 def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path, mail_url: str) -> Settings:
@@ -60,10 +94,79 @@ def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path
         "mail_from": "Homing Demo <demo@homing.example>",
         # Two seconds to the first retry instead of a minute: somebody is watching.
         "dispatch_backoff_base_seconds": 1,
+        "jobs_backoff_base_seconds": 1,
+        "jobs_backoff_max_seconds": 5,
+        "jobs_breaker_failures": 8,
+        "jobs_breaker_seconds": 3,
+        "jobs_breaker_max_seconds": 10,
+        "grace_seconds": 3,
         "log_level": "error",
         **flags,
     }
     return load_settings(chosen, environ=environ)
+
+
+async def _run(
+    homing: Homing,
+    samples: _Samples,
+    accepted: asyncio.Queue[SinkMail],
+    *,
+    rate: float,
+    seconds: float,
+    tell: Tell,
+) -> None:
+    stop = Stop()
+    stop.install()
+    if seconds:
+        asyncio.get_running_loop().call_later(seconds, stop.ask)
+    beside = [
+        asyncio.create_task(samples.send_mails(rate)),
+        asyncio.create_task(samples.send_jobs(rate)),
+        asyncio.create_task(_shelve(homing, accepted)),
+        asyncio.create_task(_report(homing, tell)),
+    ]
+    try:
+        await run(homing, stop, api=True, work=LANES, ready=lambda address: _welcome(homing, address, tell))
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        tell(f"demo ended: {await _counts(homing)}")
+
+
+def _welcome(homing: Homing, address: str, tell: Tell) -> None:
+    api = f"{address}/api/dispatch"
+    for line in (
+        f"[bold]Homing demo[/]: {address}/ shows mails and webhooks on their way; API: {address}/docs",
+        "A relay beside it defers one mail in five, refuses some and hangs up at times.",
+        "A receiver beside it verifies each webhook's signature and plays three partners: one fails now and",
+        "then, and always on one path; one asks for a pause at times (429); one is down, so its jobs wait.",
+        f"  to be tried again   curl '{api}/jobs?status=FAILED'",
+        f"  of one tenant       curl '{api}/jobs?metadata.tenantId=acme&size=5'",
+        f"  dead letters        curl {api}/dead",
+        f"  paused or broken    curl {api}/targets",
+        f"  both lanes          homing status --database-url {homing.settings.database_url}",
+        "Stop with Ctrl-C.",
+    ):
+        tell(line)
+
+
+async def _report(homing: Homing, tell: Tell) -> None:
+    while True:
+        await asyncio.sleep(_REPORT_EVERY)
+        tell(await _counts(homing))
+
+
+async def _counts(homing: Homing) -> str:
+    mails, jobs = await homing.outbox.counts(), await homing.jobs.counts()
+    return f"mails: {_in_words(mails)} · webhooks: {_in_words(jobs)}"
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+
+
+# ── what the relay accepted ──────────────────────────────────────────────────────────────────────
 
 
 async def _shelve(homing: Homing, accepted: asyncio.Queue[SinkMail]) -> None:
@@ -86,56 +189,110 @@ def _caught(mail: SinkMail) -> CaughtMail:
     )
 
 
-async def _run(
-    homing: Homing,
-    accepted: asyncio.Queue[SinkMail],
-    *,
-    rate: float,
-    seconds: float,
-    tell: Callable[[str], None],
-) -> None:
-    stop = Stop()
-    stop.install()
-    if seconds:
-        asyncio.get_running_loop().call_later(seconds, stop.ask)
-    helpers = [
-        asyncio.create_task(_send_samples(homing, rate)),
-        asyncio.create_task(_shelve(homing, accepted)),
-        asyncio.create_task(_report(homing, tell)),
-    ]
+# ── what receives webhooks ───────────────────────────────────────────────────────────────────────
+
+
+class _Partner(Struct, frozen=True):
+    """Somebody who subscribes to webhooks, and verifies them with the secret that we share."""
+
+    id: int
+    secret: str
+
+
+async def _make_partners(homing: Homing) -> dict[str, _Partner]:
+    partners = {}
+    for path in _PARTNERS:
+        issued = await homing.credentials.create(CreateCredentials(name=f"demo {path[1:]}"))
+        partners[path] = _Partner(issued.row["id"], issued.made["signing_secret"])
+    return partners
+
+
+class _Receiver:
+    def __init__(self, partners: Mapping[str, _Partner]) -> None:
+        self._partners = partners
+        self._fails = http_sink.Faults(fail=_SHOP_FAILS, seed=secrets.randbits(30)).script()
+
+    def answer(self, request: SinkRequest) -> Answer | None:
+        """As a receiver should, the signature comes first."""
+        partner = self._partners.get(f"/{request.path.split('/')[1]}")
+        if partner is None or not _is_signed(request, partner.secret):
+            return Answer(status=401, body=b"this is not signed with our secret")
+        if (known := _ANSWERS.get(request.path)) is not None:
+            return known
+        if request.path.startswith(_BUSY):
+            return _TOO_MANY if random.random() < _BUSY_ASKS else None  # noqa: S311 - a fault by chance
+        return self._fails(request)
+
+
+def _is_signed(request: SinkRequest, secret: str) -> bool:
     try:
-        await run(homing, stop, api=True, work=LANES, ready=lambda address: _welcome(address, tell))
-    finally:
-        for task in helpers:
-            task.cancel()
-        tell(f"demo ended: {await _counts(homing)}")
+        verify(request.body, request.headers, secret)
+    except VerificationError:
+        return False
+    return True
 
 
-async def _counts(homing: Homing) -> str:
-    counts = await homing.outbox.counts()
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing was sent"
+# ── what is sent ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def _report(homing: Homing, tell: Callable[[str], None]) -> None:
-    while True:
-        await asyncio.sleep(_REPORT_EVERY)
-        tell(await _counts(homing))
+class _Samples:
+    """Mails to people who do not exist, and webhooks to the partners."""
+
+    def __init__(self, homing: Homing, credentials: Mapping[str, int], receiver_url: str) -> None:
+        self._homing = homing
+        self._credentials = credentials
+        self._receiver_url = receiver_url
+
+    async def send_mails(self, rate: float) -> None:
+        numbers = itertools.count(1)
+        await self._homing.outbox.enqueue([_mail(next(numbers)) for _ in range(_FIRST_BATCH)])
+        while True:
+            await asyncio.sleep(1 / rate)
+            await self._homing.outbox.enqueue([_mail(next(numbers))])
+
+    async def send_jobs(self, rate: float) -> None:
+        """An event may be several jobs: they come at the rate of jobs, not of events."""
+        jobs = self._jobs()
+        await self._homing.jobs.enqueue([next(jobs) for _ in range(_FIRST_BATCH)])
+        while True:
+            await asyncio.sleep(1 / rate)
+            await self._homing.jobs.enqueue([next(jobs)])
+
+    def _jobs(self) -> Iterator[NewJob]:
+        for number in itertools.count(1):
+            yield from self._order(number)
+            if number % 3 == 0:
+                yield self._job(number, "invoice.issued", f"{_BUSY}/hooks")
+            if number % 8 == 0:
+                yield self._job(number, "report.ready", f"{_SHOP}/broken")
+            if number % 6 == 0:
+                yield self._job(number, "stock.low", f"{_DOWN}/hooks")
+            if number % 15 == 0:
+                yield self._job(number, "newsletter.sent", f"{_SHOP}/gone")
+
+    def _order(self, number: int) -> Sequence[NewJob]:
+        """What happens to one order arrives in that order."""
+        return [self._job(number, step, f"{_SHOP}/orders", group=f"order-{number}") for step in _STEPS]
+
+    def _job(self, number: int, type: str, path: str, *, group: str | None = None) -> NewJob:
+        url, tenant = f"{self._receiver_url}{path}", _TENANTS[number % len(_TENANTS)]
+        credentials_id = self._credentials[f"/{path.split('/')[1]}"]
+        return NewJob(
+            source="demo-shop",
+            type=type,
+            target_url=url,
+            target=target_of(url, credentials_id),
+            payload=msgspec.json.encode(
+                {"type": type, "data": {"number": number, "tenant": tenant}}
+            ).decode(),
+            credentials_id=credentials_id,
+            group_id=group,
+            ordering="group" if group else "none",
+            metadata={"tenantId": tenant},
+        )
 
 
-def _welcome(address: str, tell: Callable[[str], None]) -> None:
-    tell(f"[bold]Homing demo[/]: {address}/ shows mails on their way; API: {address}/docs")
-    tell("A relay beside it defers one mail in five, refuses some and hangs up at times. Stop with Ctrl-C.")
-
-
-async def _send_samples(homing: Homing, rate: float) -> None:
-    numbers = itertools.count(1)
-    await homing.outbox.enqueue([_sample(next(numbers)) for _ in range(_FIRST_BATCH)])
-    while True:
-        await asyncio.sleep(1 / rate)
-        await homing.outbox.enqueue([_sample(next(numbers))])
-
-
-def _sample(number: int) -> NewMail:
+def _mail(number: int) -> NewMail:
     name, subject = random.choice(_PEOPLE), random.choice(_SUBJECTS)  # noqa: S311 - sample data
     return NewMail(
         token=new_token(),

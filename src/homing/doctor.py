@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator
+from stat import S_IMODE
 
 from msgspec import Struct
 
 from homing.app import Homing, opened, warnings_for
 from homing.db import Query, redact
 from homing.db.migrate import check
-from homing.errors import DatabaseError, HomingError
+from homing.errors import DatabaseError, HomingError, SettingsError
+from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
+from homing.senders.egress import parse_networks
 from homing.senders.smtp_protocol import Limits
 from homing.senders.smtp_relay import Closed, Relay, enter, tls_context
-from homing.settings import Settings
+from homing.settings import Settings, is_loopback
+from homing.vault import Vault, key_file_of, load_or_make_key
 
 _MOST_SKEW = 2.0
+#: Credentials that are looked at together.
+_AT_ONCE = 500
+_WEEKS_AHEAD = 4
 
 
 class Finding(Struct, frozen=True):
@@ -40,14 +49,22 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
             yield finding
     async for finding in _mail_findings(homing):
         yield finding
+    yield _key(homing.settings)
+    for finding in _egress(homing.settings):
+        yield finding
     yield _lease_finding(homing.settings)
 
 
 async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
     for name, well, detail in await homing.database.findings():
         yield Finding(name, well, detail)
-    yield await _migrations(homing)
+    migrated = await _migrations(homing)
+    yield migrated
     yield await _clock(homing)
+    if migrated.well:
+        yield await _credentials(homing)
+        if homing.database.dialect == "postgres":
+            yield await _attempt_weeks(homing)
 
 
 async def _migrations(homing: Homing) -> Finding:
@@ -88,6 +105,131 @@ async def _relay(relay: Relay) -> Finding:
     entrance.transport.close()
     offers = "with" if entrance.features.pipelining else "without"
     return Finding(place, True, f"answers, tls={relay.tls}, {offers} PIPELINING")
+
+
+# ── webhooks ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _key(settings: Settings) -> Finding:
+    """What seals the secrets of webhooks. Looked at, never made: that is left to who needs it."""
+    try:
+        if settings.encryption_key:
+            Vault.from_setting(settings.encryption_key)
+            count = len([part for part in settings.encryption_key.split(",") if part.strip()])
+            return Finding("encryption key", True, f"HOMING_ENCRYPTION_KEY holds {_number(count, 'key')}")
+        return _key_file(settings)
+    except SettingsError as error:
+        return Finding("encryption key", False, str(error))
+
+
+def _key_file(settings: Settings) -> Finding:
+    path = key_file_of(settings.database_url)
+    if not is_loopback(settings.host):
+        return Finding(
+            "encryption key",
+            False,
+            "HOMING_ENCRYPTION_KEY is not set, and a key beside the data is for trying out: "
+            "make one with `openssl rand -base64 32`",
+        )
+    if not path.exists():
+        return Finding("encryption key", True, f"none yet; {path} is made with the first credentials")
+    load_or_make_key(path)
+    spread = "" if settings.database_url.startswith("sqlite") else ", and give every machine the same"
+    mode = f"{S_IMODE(path.stat().st_mode):04o}"
+    return Finding("encryption key", True, f"{path}, mode {mode}; back it up{spread}")
+
+
+async def _credentials(homing: Homing) -> Finding:
+    """Whether all of them can be opened by the keys at hand."""
+    try:
+        credentials = Credentials(homing.database, _vault(homing.settings))
+    except SettingsError:
+        return Finding("credentials", False, "they cannot be opened without a key: see encryption key")
+    total = unreadable = 0
+    before: int | None = None
+    while rows := await credentials.page(before=before, limit=_AT_ONCE):
+        before = rows[-1]["id"]
+        opened_ones = await asyncio.gather(*(credentials.get(row["id"]) for row in rows))
+        total += len(rows)
+        unreadable += sum(isinstance(one, UnreadableSecrets) for one in opened_ones)
+    if not unreadable:
+        return Finding("credentials", True, f"{total:,}, and each can be opened")
+    return Finding(
+        "credentials",
+        False,
+        f"{unreadable:,} of {total:,} cannot be opened: add the key that sealed them to "
+        "HOMING_ENCRYPTION_KEY or restore the key file, else give them new secrets by "
+        "`homing credentials rotate ID --grace-seconds 0`",
+    )
+
+
+def _vault(settings: Settings) -> Vault:
+    """By the keys at hand; where there is none, one that opens nothing, so that no key file is made."""
+    if settings.encryption_key:
+        return Vault.from_setting(settings.encryption_key)
+    path = key_file_of(settings.database_url)
+    return Vault([load_or_make_key(path) if path.exists() else secrets.token_bytes(32)])
+
+
+def _egress(settings: Settings) -> list[Finding]:
+    """Where webhooks may go."""
+    local = is_loopback(settings.host)
+    networks = parse_networks(settings.egress_allow)
+    places = ["public addresses", *(["loopback"] if local else []), *map(str, networks)]
+    found = [Finding("egress", True, f"webhooks may go to {', '.join(places)}")]
+    if wide := [str(network) for network in networks if not network.prefixlen]:
+        found = [
+            Finding(
+                "egress",
+                False,
+                f"HOMING_EGRESS_ALLOW={wide[0]} lets webhooks reach every machine of your network; "
+                "name the networks that are meant",
+            )
+        ]
+    return [*found, _plain_http(settings, local=local)]
+
+
+def _plain_http(settings: Settings, *, local: bool) -> Finding:
+    if local:
+        return Finding("plain http", True, f"allowed, because HOMING_HOST={settings.host} is for trying out")
+    if not settings.allow_http:
+        return Finding("plain http", True, "webhooks go to https only")
+    return Finding(
+        "plain http",
+        False,
+        "HOMING_ALLOW_HTTP is true: payloads and bearer tokens may go over the network unencrypted; "
+        "unset it, unless all such targets are in a network of your own",
+    )
+
+
+async def _attempt_weeks(homing: Homing) -> Finding:
+    """Attempts are kept by weeks; what has no week of its own cannot be dropped with it."""
+    rows = await homing.database.fetch(_MISSING_WEEKS, {"ahead": _WEEKS_AHEAD})
+    missing = [row["week"] for row in rows]
+    if not missing:
+        return Finding("attempt weeks", True, f"made for this week and the next {_WEEKS_AHEAD}")
+    return Finding(
+        "attempt weeks",
+        False,
+        f"{', '.join(missing)} missing: a worker of dispatch_jobs makes them while it runs; "
+        "start one, or `SELECT homing_make_attempt_weeks(8)`",
+    )
+
+
+_MISSING_WEEKS = Query(
+    "missing_weeks",
+    """SELECT week FROM (
+           SELECT to_char(date_trunc('week', now(), 'UTC') AT TIME ZONE 'UTC' + n * interval '7 days',
+                          '"dispatch_attempt_"IYYY"w"IW') AS week
+           FROM generate_series(0, $1::integer) AS n) AS weeks
+       WHERE to_regclass(week) IS NULL ORDER BY week""",
+    ("ahead",),
+    writes=False,
+)
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _lease_finding(settings: Settings) -> Finding:

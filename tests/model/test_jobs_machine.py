@@ -351,6 +351,21 @@ class JobsMachine(RuleBasedStateMachine):
                 self.settle(list(range(taken)), [RetryIn(100.0, FAILURE)] * 6)
             self.pass_time(140.0)
 
+    @rule(group=st.sampled_from(GROUPS))
+    def cancel_and_requeue_some_of_a_group(self, group: str) -> None:
+        """Those who were first stand last then, behind one that came meanwhile."""
+        first = len(self.rows)
+        self.create([group] * 3, URLS[0], None, None)
+        self.cancel([first, first + 1])
+        self.create([group], URLS[1], None, None)
+        self.requeue([first + 1, first])
+
+    @precondition(lambda self: self.rows)
+    @rule(pick=st.integers(0, 200))
+    def cancel_what_is_under_way(self, pick: int) -> None:
+        self.claim(EVERYTHING)
+        self.cancel([pick, pick + 1, pick + 2])
+
     # ── always ───────────────────────────────────────────────────────────────────────────────────
 
     @invariant()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,25 +25,35 @@ def raw(data: bytes, **more: Any) -> Any:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[str, asyncio.Queue[tuple[Any, Any]]]]:
-    """A receiver that does by hand what the test says, with the streams of each connection."""
+async def listening() -> AsyncIterator[tuple[str, Callable[[], Awaitable[tuple[Any, Any]]]]]:
+    """A receiver that does by hand what the test says: its URL, and how to get the next one's streams."""
     accepted: asyncio.Queue[tuple[Any, Any]] = asyncio.Queue()
+    writers = []
+
+    async def accept() -> tuple[Any, Any]:
+        async with asyncio.timeout(10):
+            reader, writer = await accepted.get()
+        writers.append(writer)
+        return reader, writer
+
     server = await asyncio.start_server(lambda *streams: accepted.put_nowait(streams), "127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", accepted
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", accept
     finally:
         server.close()
         while not accepted.empty():
-            accepted.get_nowait()[1].close()
+            await accept()
+        for writer in writers:
+            writer.close()
 
 
 class TestRequest:
     @pytest.mark.clause("JOB-07")
     async def test_every_byte_of_it(self) -> None:
         headers = (("X-B", " b\t"), ("x-a", "Zoë"), ("Accept", "application/json"), ("Content-Type", "a/b"))
-        async with listening() as (url, accepted), sender_for() as sender:
+        async with listening() as (url, accept), sender_for() as sender:
             send = asyncio.create_task(sender.send(WebhookRequest(f"{url}/p?q=1?", headers, b"body")))
-            reader, writer = await accepted.get()
+            reader, writer = await accept()
             expected = (
                 f"POST /p?q=1? HTTP/1.1\r\nHost: {url[7:]}\r\nContent-Length: 4\r\n"
                 f"Accept-Encoding: identity\r\nUser-Agent: Homing/{__version__}\r\n"
@@ -52,7 +62,6 @@ class TestRequest:
             assert await reader.readexactly(len(expected)) == expected
             writer.write(OK)
             assert (await send).status == 200
-            writer.close()
 
     @pytest.mark.parametrize("path", ["/?", "/a?", "/a??", "/a/?&", "/%", "//", "/a//?//"])
     async def test_odd_paths(self, path: str) -> None:
@@ -91,15 +100,14 @@ class TestRequest:
 
     async def test_a_large_body_waits_for_its_reader(self) -> None:
         body = bytes(range(256)) * 40_000
-        async with listening() as (url, accepted), sender_for() as sender:
+        async with listening() as (url, accept), sender_for() as sender:
             send = asyncio.create_task(sender.send(post(url, body)))
-            reader, writer = await accepted.get()
+            reader, writer = await accept()
             await asyncio.sleep(0.05)
             await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(len(body)) == body
             writer.write(OK)
             assert (await send).status == 200
-            writer.close()
 
 
 #: Answers that are good, and what is made of them.
@@ -220,21 +228,19 @@ class TestAnswers:
             assert (result.status, result.error_code, result.unknown) == (200, "connection_lost", True)
 
     async def test_an_answer_before_the_request_was_read(self) -> None:
-        async with listening() as (url, accepted), sender_for() as sender:
+        async with listening() as (url, accept), sender_for() as sender:
             send = asyncio.create_task(sender.send(post(url, b"x" * 20_000_000)))
-            reader, writer = await accepted.get()
+            reader, writer = await accept()
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
             result = await send
             assert (result.status, result.error_code, result.body) == (413, None, "no")
             # Half a request is on its way there: nothing else may follow on that connection.
             again = asyncio.create_task(sender.send(post(url)))
-            reader, other = await accepted.get()
+            reader, other = await accept()
             await reader.readuntil(b"\r\n\r\n{}")
             other.write(OK)
             assert (await again).status == 200
-            writer.close()
-            other.close()
 
 
 class TestDeadlines:
@@ -270,9 +276,9 @@ class TestUnknown:
         assert (result.error_code, result.unknown) == ("timeout", unknown)
 
     async def test_hung_up_in_the_middle_of_the_request(self) -> None:
-        async with listening() as (url, accepted), sender_for() as sender:
+        async with listening() as (url, accept), sender_for() as sender:
             send = asyncio.create_task(sender.send(post(url, b"x" * 20_000_000)))
-            reader, writer = await accepted.get()
+            reader, writer = await accept()
             await reader.readuntil(b"\r\n\r\n")
             writer.transport.abort()
             result = await send

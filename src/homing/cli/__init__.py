@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing import __version__
-from homing.cli import chaos, credentials, doctor, mails, prove, receiver, run
+from homing.cli import chaos, credentials, doctor, mails, messages, prove, receiver, run
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
 ENV_PREFIX = "HOMING"
@@ -42,6 +42,7 @@ def homing(
 
 
 run.add_to(app)
+messages.add_to(app)
 mails.add_to(app)
 doctor.add_to(app)
 prove.add_to(app)

@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     json: Json = False, database_url: DatabaseUrl = None, mail_url: MailUrl = None, config: Config = None
 ) -> None:
-    """Check database, durability, migrations, clock, relay and settings. Exit 1 when something is wrong."""
+    """Check database, migrations, clock, relay, keys, egress and settings. Exit 1 when something is wrong."""
     from homing.doctor import examine
 
     findings = run_async(examine(settings_from(config, database_url=database_url, mail_url=mail_url)))

@@ -72,9 +72,14 @@ def run_async(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def print_table(table: Table | str) -> None:
-    """For people; in a pipe nothing is cut off or wrapped."""
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    Console(highlight=False, soft_wrap=True, width=width).print(table)
+    """For people; in a pipe nothing is left out."""
+    # A text goes out as it is, for the terminal to wrap; a table knows where its columns may be.
+    Console(highlight=False, width=output_width()).print(table, soft_wrap=isinstance(table, str))
+
+
+def output_width() -> int:
+    """Of the terminal; a pipe has room for everything."""
+    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def print_json(value: Any) -> None:

@@ -114,12 +114,14 @@ def migrate(
 def demo(
     host: Host = None,
     port: Port = None,
-    rate: Annotated[float, typer.Option("--rate", min=0.1, max=1000, help="Sample mails per second.")] = 5.0,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.1, max=1000, help="Sample mails, and webhooks, per second.")
+    ] = 5.0,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, help="End after this time; 0: when stopped.")
     ] = 0.0,
 ) -> None:
-    """Try it out: sample mails, a relay that fails on purpose, a page that shows what happens."""
+    """Try it out: sample mails and webhooks, peers that fail on purpose, a page that shows what happens."""
     from homing.demo import run_demo
 
     run_async(

@@ -1,4 +1,4 @@
-"""A plain page: how many mails are in which state, the latest of them, and those that were caught."""
+"""Plain pages: how much is in which state, the latest mails and jobs, one job, and mails that were caught."""
 
 from __future__ import annotations
 
@@ -19,12 +19,25 @@ from homing import __version__
 from homing.db import iso
 from homing.db.backlog import Backlog
 from homing.errors import NotFound
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.look import (
+    attempts_of,
+    find_job,
+    held_back,
+    host_of,
+    latest,
+    without_query,
+)
+from homing.lanes.dispatch_jobs.view import JobView, job_number
 from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.senders.caught_mail import Shelf
 
 _pages = Environment(
     loader=PackageLoader("homing.http"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
+_LATEST = 12
+#: A payload may be a megabyte, and nobody reads that on a page.
+_SHOWN_PAYLOAD = 5000
 #: A caught mail is somebody's html: it may show itself and nothing more.
 _MAIL_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
@@ -35,19 +48,38 @@ class Dashboard(Controller):
     @get("/", media_type=MediaType.HTML)
     async def overview(
         self,
+        *,
         outbox: NamedDependency[MailOutbox],
         backlog: NamedDependency[Backlog],
+        dispatch_jobs: NamedDependency[DispatchJobs],
+        jobs_backlog: NamedDependency[Backlog],
         shelf: NamedDependency[Shelf],
         provider: NamedDependency[str],
     ) -> str:
-        snapshot = await backlog.look()
         return _pages.get_template("overview.html").render(
             version=__version__,
             provider=provider,
-            counts=snapshot.counts,
-            oldest=snapshot.oldest_due,
-            mails=[{**row, "created": iso(row["created_at"])} for row in await outbox.page(limit=20)],
+            mail_backlog=await backlog.look(),
+            mails=[{**row, "created": iso(row["created_at"])} for row in await outbox.page(limit=_LATEST)],
+            jobs_backlog=await jobs_backlog.look(),
+            jobs=[(job, host_of(job.target_url)) for job in await latest(dispatch_jobs, _LATEST)],
+            targets=await held_back(dispatch_jobs),
             caught=[_listed(row) for row in await shelf.list(30)],
+        )
+
+    @get("/jobs/{job_id:str}", media_type=MediaType.HTML)
+    async def job(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> str:
+        number = job_number(job_id)
+        job = await find_job(dispatch_jobs, number)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        return _pages.get_template("job.html").render(
+            version=__version__,
+            job=job,
+            fields=[(name, value) for name, value in _fields(job) if value not in {None, ""}],
+            payload=job.payload[:_SHOWN_PAYLOAD],
+            payload_length=len(job.payload),
+            attempts=await attempts_of(dispatch_jobs, number),
         )
 
     @get("/docs", media_type=MediaType.HTML)
@@ -87,6 +119,22 @@ async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
     if found is None:
         raise NotFound(f"there is no caught mail {id}")
     return found
+
+
+def _fields(job: JobView) -> Iterator[tuple[str, str | int | float | None]]:
+    """What there is to say of a job. A header may hold a key of the receiver's, so only its name is shown."""
+    yield from (("Source", job.source), ("Type", job.type), ("Target", without_query(job.target_url)))
+    yield from (("Group", job.group_id), ("Ordering", job.ordering), ("External id", job.external_id))
+    yield "Metadata", ", ".join(f"{key} = {value}" for key, value in job.metadata.items())
+    yield "Headers", ", ".join(job.headers)
+    yield from (("Content type", job.payload_content_type), ("Credentials", job.credentials_id))
+    yield "Attempts", f"{job.attempt_count}, at most {job.max_retries} ({job.retry_strategy})"
+    yield from (("Time for one, in seconds", job.timeout_seconds), ("Idempotency key", job.idempotency_key))
+    yield from (("Created", job.created_at), ("Scheduled for", job.scheduled_for))
+    yield from (("Next attempt", job.next_attempt_at), ("Last attempt", job.last_attempt_at))
+    yield from (("Expires", job.expires_at), ("Ended", job.completed_at))
+    yield "Took, in milliseconds", job.duration_millis
+    yield from (("Last error", job.last_error), ("Error class", job.error_class))
 
 
 def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

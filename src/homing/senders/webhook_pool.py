@@ -116,9 +116,6 @@ class ConnectionPool:
 
     # For connections
 
-    def opened(self, connection: Connection) -> None:
-        self._sockets.add(connection)
-
     def closed(self, connection: Connection) -> None:
         self._sockets.discard(connection)
         if not self._sockets:
@@ -183,6 +180,7 @@ class ConnectionPool:
         finally:
             if isinstance(opened, Connection) and opened.end is None:
                 self._live.add(opened)
+                self._sockets.add(opened)
             else:
                 self._leave(origin, self._shelves[origin])
         return opened

@@ -59,9 +59,6 @@ class Answer(Struct, frozen=True):
 class Pool(Protocol):
     """Who owns the connections."""
 
-    def opened(self, connection: Connection) -> None:
-        """It has a socket."""
-
     def release(self, connection: Connection) -> None:
         """It is ready for another request."""
 
@@ -217,7 +214,6 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         # Any byte that the system does not take at once makes the transport say so.
         self._transport.set_write_buffer_limits(high=1, low=0)
-        self._pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over(exc)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -48,6 +48,30 @@ class Ordered(Struct, frozen=True):
     created_at: datetime | str
 
 
+class Holdings:
+    """The targets of what this process has claimed. A lease that was lost unnoticed ends here too."""
+
+    def __init__(self, lease_seconds: float, monotonic: Monotonic) -> None:
+        self._lease_seconds = lease_seconds
+        self._monotonic = monotonic
+        self._held: dict[int, tuple[str, float]] = {}
+
+    def take(self, claims: Iterable[Claim[Job]]) -> None:
+        until = self._monotonic() + self._lease_seconds
+        for claim in claims:
+            self._held[claim.id] = (claim.item.target, until)
+
+    def drop(self, claims: Iterable[Claim[Job]]) -> None:
+        for claim in claims:
+            self._held.pop(claim.id, None)
+
+    def by_target(self) -> Counter[str]:
+        now = self._monotonic()
+        for id in [id for id, (_, until) in self._held.items() if until < now]:
+            del self._held[id]
+        return Counter(target for target, _ in self._held.values())
+
+
 class DispatchJobs(SqlStore[Job]):
     def __init__(
         self,
@@ -73,6 +97,7 @@ class DispatchJobs(SqlStore[Job]):
             },
         )
         self._targets = targets
+        self._holdings = Holdings(lease_seconds, monotonic)
         self._telemetry = telemetry or Telemetry()
         self._dead_letter = dead_letter
         self._monotonic = monotonic
@@ -104,9 +129,12 @@ class DispatchJobs(SqlStore[Job]):
 
     async def _standings(self) -> list[Standing]:
         rows = await self.run("due_targets", after=self._seen_up_to, most=_MOST_TARGETS)
-        seen = [row["target"] for row in rows if row["seen"]]
-        self._seen_up_to = max(seen) if len(seen) == _MOST_TARGETS else ""
-        standings = [_standing(row) for row in rows]
+        self._seen_up_to = max(row["target"] for row in rows) if len(rows) == _MOST_TARGETS else ""
+        held = self._holdings.by_target()
+        standings = [_standing(row, held.pop(row["target"], 0)) for row in rows]
+        standings += [
+            Standing(target, due=False, in_flight=count, ours=count) for target, count in held.items()
+        ]
         self._failing = {s.target for s in standings if s.failures}
         self._targets.follow(standings)
         return standings
@@ -115,7 +143,9 @@ class DispatchJobs(SqlStore[Job]):
         given = [{"target": target, "slots": slots} for target, slots in shares.items()]
         steps = ["lock_targets", "claim"] if locked else ["claim"]
         results = await self.run_together(steps, shares=_encode(given).decode())
-        return self._claims(results["claim"])
+        claims = self._claims(results["claim"])
+        self._holdings.take(claims)
+        return claims
 
     async def claim_one(self, id: int) -> Claim[Job] | None:
         """This job, if it is due and nobody's."""
@@ -133,8 +163,18 @@ class DispatchJobs(SqlStore[Job]):
         ]
         groups = {c.item.ordered_group for c, s in batch if not isinstance(s, RetryIn)} - {None}
         rows = await self._change("settle", groups, batch=_encode(columns).decode())
+        self._holdings.drop(claim for claim, _ in batch)
         await self._judge(batch)
         return {row["id"] for row in rows}
+
+    async def renew(self, claims: Sequence[Claim[Job]]) -> set[int]:
+        kept = await super().renew(claims)
+        self._holdings.take(claim for claim in claims if claim.id in kept)
+        return kept
+
+    async def release(self, claims: Sequence[Claim[Job]]) -> set[int]:
+        self._holdings.drop(claims)
+        return await super().release(claims)
 
     async def _change(self, query: str, groups: Any, **parameters: Any) -> Sequence[Row]:
         """Run a query that may end the head of a group: in the same transaction the next becomes ready."""
@@ -294,12 +334,12 @@ class DispatchJobs(SqlStore[Job]):
         return [row["id"] for row in await self._change(query, groups, ids=chosen)]
 
 
-def _standing(row: Row) -> Standing:
+def _standing(row: Row, ours: int) -> Standing:
     return Standing(
         row["target"],
         bool(row["due"]),
-        row["in_flight"],
-        row["ours"],
+        max(row["in_flight"] or 0, ours),
+        ours,
         row["most_in_flight"],
         row["rate_per_second"],
         row["failures"],

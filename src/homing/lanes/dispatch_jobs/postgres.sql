@@ -30,24 +30,21 @@ head AS (
 
 -- name: due_targets
 -- One look into the index per target that has something open, not one per job: each step jumps to the next
--- target. What is in flight comes along, also of targets that have nothing due.
+-- target. What is in flight is counted once, and only when a target with a limit asks.
 WITH RECURSIVE {head}, heads AS MATERIALIZED (
     SELECT * FROM head LIMIT :most
 ), flying AS MATERIALIZED (
-    SELECT target, count(*) AS in_flight, count(*) FILTER (WHERE locked_by = :owner) AS ours
-    FROM dispatch_job
-    WHERE status = 'IN_PROGRESS'
-    GROUP BY target
+    SELECT target, count(*)::integer AS count FROM dispatch_job WHERE status = 'IN_PROGRESS' GROUP BY target
 )
-SELECT coalesce(heads.target, flying.target) AS target, heads.target IS NOT NULL AS seen,
-    coalesce(heads.next_attempt_at <= now(), false)
+SELECT heads.target,
+    heads.next_attempt_at <= now()
         AND coalesce(t.paused_until <= now(), true) AND coalesce(t.open_until <= now(), true) AS due,
-    coalesce(flying.in_flight, 0)::integer AS in_flight, coalesce(flying.ours, 0)::integer AS ours,
+    CASE WHEN t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL
+         THEN (SELECT flying.count FROM flying WHERE flying.target = t.target) END AS in_flight,
     CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
     t.rate_per_second, coalesce(t.failures, 0) AS failures,
     greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for
-FROM heads FULL JOIN flying USING (target)
-LEFT JOIN homing_target AS t ON t.target = coalesce(heads.target, flying.target)
+FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
 
 -- name: lock_targets
 -- Before a claim from targets with limits: the next statement then sees what others have claimed of them.

@@ -38,23 +38,18 @@ head(target) AS (
 )
 
 -- name: due_targets
-WITH RECURSIVE {heads}, flying AS (
-    SELECT target, count(*) AS in_flight, count(CASE WHEN locked_by = :owner THEN 1 END) AS ours
-    FROM dispatch_job INDEXED BY homing_job_in_progress WHERE status = 'IN_PROGRESS' GROUP BY target
-), known AS (
-    SELECT target, 1 AS seen FROM heads
-    UNION ALL
-    SELECT target, 0 FROM flying WHERE target NOT IN (SELECT target FROM heads)
-)
-SELECT known.target, known.seen,
-    known.seen AND (SELECT min(j.next_attempt_at) FROM dispatch_job AS j INDEXED BY homing_job_due
-                    WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = known.target) <= {now}
+WITH RECURSIVE {heads}
+SELECT heads.target,
+    (SELECT min(j.next_attempt_at) FROM dispatch_job AS j INDEXED BY homing_job_due
+     WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = heads.target) <= {now}
         AND coalesce(t.paused_until <= {now}, 1) AND coalesce(t.open_until <= {now}, 1) AS due,
-    coalesce(flying.in_flight, 0) AS in_flight, coalesce(flying.ours, 0) AS ours,
+    CASE WHEN t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL
+         THEN (SELECT count(*) FROM dispatch_job AS f INDEXED BY homing_job_in_progress
+               WHERE f.status = 'IN_PROGRESS' AND f.target = t.target) END AS in_flight,
     CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
     t.rate_per_second, coalesce(t.failures, 0) AS failures,
     max(0.0, (julianday(max(coalesce(t.paused_until, ''), coalesce(t.open_until, ''))) - julianday('now')) * 86400) AS closed_for
-FROM known LEFT JOIN flying ON flying.target = known.target LEFT JOIN homing_target AS t ON t.target = known.target
+FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
 
 -- name: lock_targets
 SELECT 1 WHERE :shares IS NULL

@@ -108,6 +108,11 @@ class Gate:
     def idle(self) -> bool:
         return not self._started and not self._line
 
+    @property
+    def unknown(self) -> bool:
+        """It was never asked."""
+        return self.seconds is None and self.idle
+
     async def enter(self, monotonic: Monotonic) -> int | None:
         """Wait for a turn, and get a ticket to leave with; None when it takes too long."""
         if self._free > 0:
@@ -216,10 +221,11 @@ class Targets:
 
         Whoever holds fewest gets first. A target that is slow, or that nobody knows yet, gets at most what
         can be sent at once, and all of them together half of the slots: the other half is there for those
-        who answer, whatever the slow ones do.
+        who answer, whatever the slow ones do. The unknown go before the slow: they may be quick.
         """
         now = self._monotonic()
         quick: list[Wish] = []
+        unknown: list[Wish] = []
         slow: list[Wish] = []
         slow_held = 0
         for standing in standings:
@@ -227,9 +233,11 @@ class Targets:
             is_quick = gate is not None and gate.is_quick(now)
             slow_held += 0 if is_quick else standing.ours
             if standing.due and (gate is None or gate.closed_until <= now):
-                (quick if is_quick else slow).append(self._wish(standing, is_quick=is_quick))
+                kind = quick if is_quick else unknown if gate is None or gate.unknown else slow
+                kind.append(self._wish(standing, is_quick=is_quick))
         for_slow = min(free, max(0, self._slots // 2 - slow_held))
-        shares = fill(for_slow, slow, self._rand)
+        shares = fill(for_slow, unknown, self._rand)
+        shares |= fill(for_slow - sum(shares.values()), slow, self._rand)
         return shares | fill(free - sum(shares.values()), quick, self._rand)
 
     def _wish(self, standing: Standing, *, is_quick: bool) -> Wish:

@@ -27,6 +27,7 @@ from homing.lanes.dispatch_jobs.jobs import CHANNEL
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.proof.bench.measure import Budget, Series, percentile
 from homing.proof.bench.sample_jobs import BEARER_TOKEN, SIGNING_SECRET, sample_payload
+from homing.proof.bench.sample_mails import settle_down
 from homing.proof.bench.servers import fresh_database, postgres
 from homing.proof.chaos.processes import WorkerProcess, worker_environment
 from homing.proof.chaos.waiting import until
@@ -45,7 +46,7 @@ _DEADLINE = 3.0
 _DRIP = Answer(drip=1.0, body=b"." * 100)
 _AT_ONCE = 1000
 #: The time that is left for making the jobs before the first is due.
-_LEAD, _JOBS_PER_SECOND = 1.5, 2000
+_LEAD, _JOBS_PER_SECOND = 2.0, 2000
 _PATIENCE = 120.0
 
 _WAITING = "SELECT count(*) AS count FROM dispatch_job WHERE source = 'healthy' AND status <> 'COMPLETED'"
@@ -211,6 +212,7 @@ async def _fill(homing: Homing, arrival: Arrival) -> None:
     jobs = [_job(arrival, kind, number, credentials) for number in numbers for kind in arrival.kinds]
     for first in range(0, len(jobs), _AT_ONCE):
         await homing.jobs.enqueue(jobs[first : first + _AT_ONCE])
+    await settle_down(homing.settings.database_url)
 
 
 def _job(arrival: Arrival, kind: str, number: int, credentials: int) -> NewJob:

@@ -1,0 +1,311 @@
+"""status · list · show · requeue · cancel: looking at messages and acting on them, mails and jobs alike.
+
+An id says by its form what it is: `outbox_123`, or just a number, is a mail; 13 characters are a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from homing.cli import jobs, mails
+from homing.cli.jobs import (
+    ErrorClass,
+    ExternalId,
+    Group,
+    JobFlags,
+    Metadata,
+    Since,
+    Source,
+    Type,
+    Verb,
+)
+from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
+from homing.cli.tables import Column, listing
+from homing.errors import InvalidRequest, NotFound
+from homing.settings import Settings
+
+if TYPE_CHECKING:
+    from homing.db.backlog import Snapshot
+    from homing.lanes.dispatch_jobs.target_desk import TargetView
+
+LaneName = Literal["mail_outbox", "dispatch_jobs"]
+
+MessageId = Annotated[str, typer.Argument(help="A mail (outbox_123, or just 123) or a job (0ARYZVZXW372S).")]
+MessageIds = Annotated[
+    list[str] | None, typer.Argument(help="Mails (outbox_123, or just 123) and jobs (0ARYZVZXW372S).")
+]
+Lane = Annotated[
+    LaneName | None, typer.Option("--lane", help="Which messages; else the other flags tell, or mails.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell how many.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(status)
+    app.command(name="list")(list_messages)
+    app.command()(show)
+    app.command()(requeue)
+    app.command()(cancel)
+
+
+# ── status ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Status(msgspec.Struct, frozen=True):
+    lanes: Mapping[str, Snapshot]
+    targets: Sequence[TargetView]
+
+
+def status(json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
+    """How much is in which state, how long the oldest has been due, and which targets are held back."""
+    found = run_async(_status(settings_from(config, database_url=database_url)))
+    if json:
+        print_json(_status_json(found))
+        return
+    for lane, snapshot in found.lanes.items():
+        columns = [Column(state, right=True) for state in [*snapshot.counts, "oldest due"]]
+        figures = [*(f"{count:,}" for count in snapshot.counts.values()), f"{snapshot.oldest_due:.1f} s"]
+        print_table(listing(columns, [figures], title=lane))
+    if found.targets:
+        print_table(jobs.targets_table(found.targets))
+
+
+async def _status(settings: Settings) -> _Status:
+    from homing.app import opened
+    from homing.db.backlog import Counted, Snapshot
+    from homing.lanes.dispatch_jobs.look import held_back
+
+    async with opened(settings) as homing:
+        rows: Mapping[str, Counted] = {"mail_outbox": homing.outbox, "dispatch_jobs": homing.jobs}
+        lanes = {name: Snapshot(await own.counts(), await own.oldest_due()) for name, own in rows.items()}
+        return _Status(lanes, await held_back(homing.jobs))
+
+
+def _status_json(found: _Status) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        lane: {**snapshot.counts, "oldestDueSeconds": round(snapshot.oldest_due, 3)}
+        for lane, snapshot in found.lanes.items()
+    }
+    told["dispatch_jobs"]["targetsHeldBack"] = found.targets
+    return told
+
+
+# ── list and show ────────────────────────────────────────────────────────────────────────────────
+
+
+def list_messages(
+    lane: Lane = None,
+    status: Annotated[
+        str | None, typer.Option("--status", "-s", help="queued, sent, failed, …; of jobs PENDING, ERROR, …")
+    ] = None,
+    source: Source = None,
+    type: Type = None,
+    group: Group = None,
+    external_id: ExternalId = None,
+    error_class: ErrorClass = None,
+    metadata: Metadata = None,
+    since: Since = None,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000)] = 20,
+    before: Annotated[str | None, typer.Option("--before", help="Go on after this one.")] = None,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """Mails or jobs, newest first."""
+    flags = _flags(source, type, group, external_id, error_class, metadata, since)
+    state = _state(status)
+    chosen = _lane(lane, state, flags, before)
+    settings = settings_from(config, database_url=database_url)
+    if chosen == "dispatch_jobs":
+        named = status.upper() if status else None
+        jobs.print_list(settings, named, flags, limit=limit, before=before, json=json)
+    else:
+        _require_mail_state(status)
+        mails.print_list(settings, status, limit=limit, before=before, json=json)
+
+
+def show(id: MessageId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
+    """Everything about one mail, with its verdicts, or one job, with its attempts and what it waits for."""
+    settings = settings_from(config, database_url=database_url)
+    if _lane_of_id(id) == "dispatch_jobs":
+        jobs.print_job(settings, id, json=json)
+    else:
+        mails.print_mail(settings, id, json=json)
+
+
+def _flags(
+    source: str | None,
+    type: str | None,
+    group: str | None,
+    external_id: str | None,
+    error_class: str | None,
+    metadata: list[str] | None,
+    since: str | None,
+) -> JobFlags:
+    return JobFlags(
+        source=source, type=type, group=group, external_id=external_id, error_class=error_class,
+        metadata=tuple(metadata or ()), since=since,
+    )  # fmt: skip
+
+
+# ── requeue and cancel ───────────────────────────────────────────────────────────────────────────
+
+
+def requeue(
+    ids: MessageIds = None,
+    all_: Annotated[
+        str | None,
+        typer.Option(
+            "--all", metavar="STATE", help="All mails that are failed, …; jobs in ERROR, …, or any."
+        ),
+    ] = None,
+    lane: Lane = None,
+    source: Source = None,
+    type: Type = None,
+    group: Group = None,
+    external_id: ExternalId = None,
+    error_class: ErrorClass = None,
+    metadata: Metadata = None,
+    since: Since = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """Send again what failed, was cancelled or expired; a mail only to those who did not get it."""
+    flags = _flags(source, type, group, external_id, error_class, metadata, since)
+    settings = settings_from(config, database_url=database_url)
+    _act("requeue", settings, ids, all_, lane, flags, dry_run=dry_run, yes=yes, json=json)
+
+
+def cancel(
+    ids: MessageIds = None,
+    all_: Annotated[
+        str | None,
+        typer.Option("--all", metavar="STATE", help="All mails that are queued; jobs PENDING, …, or any."),
+    ] = None,
+    lane: Lane = None,
+    source: Source = None,
+    type: Type = None,
+    group: Group = None,
+    external_id: ExternalId = None,
+    metadata: Metadata = None,
+    since: Since = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """End what waits to be sent."""
+    flags = _flags(source, type, group, external_id, None, metadata, since)
+    settings = settings_from(config, database_url=database_url)
+    _act("cancel", settings, ids, all_, lane, flags, dry_run=dry_run, yes=yes, json=json)
+
+
+def _act(
+    verb: Verb,
+    settings: Settings,
+    ids: list[str] | None,
+    state: str | None,
+    lane: LaneName | None,
+    flags: JobFlags,
+    *,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+) -> None:
+    if bool(ids) == bool(state) or (ids and flags.given):
+        states = [*mails.FROM_STATES[verb], *jobs.FROM_STATES[verb]]
+        raise InvalidRequest(f"name the mails or jobs to {verb}, or --all with one of {', '.join(states)}")
+    if state is None:
+        _act_on_ids(verb, settings, ids or [], dry_run=dry_run, json=json)
+    elif _lane(lane, _state(state), flags, None) == "dispatch_jobs":
+        jobs.act_on_all(verb, settings, state, flags, dry_run=dry_run, yes=yes, json=json)
+    else:
+        mails.act_on_all(verb, settings, state, dry_run=dry_run, yes=yes, json=json)
+
+
+def _act_on_ids(verb: Verb, settings: Settings, ids: Sequence[str], *, dry_run: bool, json: bool) -> None:
+    some_mails, some_jobs = run_async(_act_on_both(verb, settings, ids, dry_run=dry_run))
+    if json:
+        print_json({"dryRun": dry_run, verb: some_mails + some_jobs})
+        return
+    told = [mails.mails_in_words(some_mails)] if some_mails else []
+    told += [jobs.jobs_in_words(some_jobs)] if some_jobs else []
+    print_table(f"{verb}: {' and '.join(told) or 'nothing'}{' would be changed' if dry_run else ''}")
+
+
+async def _act_on_both(
+    verb: Verb, settings: Settings, ids: Sequence[str], *, dry_run: bool
+) -> tuple[int, int]:
+    from homing.app import opened
+    from homing.lanes.dispatch_jobs.view import job_number
+    from homing.lanes.mail_outbox.view import row_number
+
+    some_jobs = list(dict.fromkeys(job_number(id) for id in ids if _lane_of_id(id) == "dispatch_jobs"))
+    some_mails = list(dict.fromkeys(row_number(id) for id in ids if _lane_of_id(id) == "mail_outbox"))
+    async with opened(settings) as homing:
+        await mails.check(homing.outbox, verb, some_mails)
+        await jobs.check(homing.jobs, verb, some_jobs)
+        if dry_run:
+            return len(some_mails), len(some_jobs)
+        return (
+            await mails.act_on_ids(homing.outbox, verb, some_mails) if some_mails else 0,
+            await jobs.act_on_ids(homing.jobs, verb, some_jobs) if some_jobs else 0,
+        )
+
+
+# ── which lane ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _lane_of_id(id: str) -> LaneName:
+    """A number of 13 digits is a job too: no outbox has a million million mails."""
+    from homing.lanes.dispatch_jobs.tsid import number_of
+
+    if number_of(id) is not None:
+        return "dispatch_jobs"
+    if not id.removeprefix("outbox_").isdecimal():
+        raise NotFound(
+            f"there is nothing with the id {id[:40]!r}; ids look like outbox_123 (a mail) "
+            "or 0ARYZVZXW372S (a job)"
+        )
+    return "mail_outbox"
+
+
+def _state(text: str | None) -> LaneName | None:
+    """The lane that has such a state: those of mails are written small, those of jobs in capitals."""
+    from homing.lanes.dispatch_jobs.job import STATES as OF_JOBS
+    from homing.lanes.mail_outbox.outbox import STATES as OF_MAILS
+
+    if text is None:
+        return None
+    if text in OF_MAILS:
+        return "mail_outbox"
+    return "dispatch_jobs" if text.upper() in OF_JOBS else None
+
+
+def _lane(named: LaneName | None, of_state: LaneName | None, flags: JobFlags, before: str | None) -> LaneName:
+    if named == "mail_outbox" and flags.given:
+        raise InvalidRequest(f"{flags.given[0]} chooses jobs: leave it out, or --lane mail_outbox")
+    if named is not None:
+        return named
+    if flags.given:
+        return "dispatch_jobs"
+    return of_state or (_lane_of_id(before) if before else "mail_outbox")
+
+
+def _require_mail_state(text: str | None) -> None:
+    from homing.lanes.dispatch_jobs.job import STATES as OF_JOBS
+    from homing.lanes.mail_outbox.outbox import STATES as OF_MAILS
+
+    if text is not None and text not in OF_MAILS:
+        raise InvalidRequest(
+            f"there is no state {text!r}; mails are {', '.join(OF_MAILS)}, jobs {', '.join(OF_JOBS)}"
+        )

@@ -1,0 +1,69 @@
+"""A look at jobs, for people: one with what it waits for, the latest, and targets that are held back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from homing.db import Dialect
+from homing.db.queries import parse_queries
+from homing.lanes.dispatch_jobs.filters import Filter
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.search import JobSearch
+from homing.lanes.dispatch_jobs.target_desk import TargetView, target_view
+from homing.lanes.dispatch_jobs.view import Attempt, JobSummary, JobView, attempted, listed, shown
+
+#: Nobody reads a longer list.
+MOST_HELD_BACK: Final = 100
+
+_NOW: Mapping[Dialect, str] = {"postgres": "now()", "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"}
+_HELD_BACK = """-- name: held_back
+SELECT t.*, {now} AS now FROM homing_target AS t
+WHERE t.paused_until > {now} OR t.open_until IS NOT NULL
+ORDER BY t.target LIMIT :most
+"""
+
+
+def host_of(url: str) -> str:
+    """Host and port, which is enough to know a target by. Another program may have written the column."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:
+        return "not a URL"
+
+
+def without_query(url: str) -> str:
+    """A query often holds a token of the receiver's."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "not a URL"
+    shown = urlunsplit((parts.scheme, host_of(url), parts.path, "", ""))
+    return f"{shown}?…" if parts.query else shown
+
+
+async def find_job(jobs: DispatchJobs, id: int) -> JobView | None:
+    row = await jobs.get(id)
+    if row is None:
+        return None
+    heads = [] if row["ready"] else await jobs.run("group_head", group_id=row["group_id"])
+    return shown(row, heads[0] if heads else None)
+
+
+async def attempts_of(jobs: DispatchJobs, id: int) -> list[Attempt]:
+    return [attempted(row) for row in await jobs.attempts(id)]
+
+
+async def latest(jobs: DispatchJobs, count: int) -> list[JobSummary]:
+    search = JobSearch(jobs)
+    places = await search.places(Filter(), 0, limit=count)
+    return [listed(row) for row in await search.rows([place.id for place in places])]
+
+
+async def held_back(jobs: DispatchJobs) -> Sequence[TargetView]:
+    """Targets that are paused or whose breaker is open, half or whole: their jobs wait."""
+    dialect = jobs.database.dialect
+    query = next(parse_queries(_HELD_BACK.format(now=_NOW[dialect]), dialect))
+    rows = await jobs.database.fetch(query, {"most": MOST_HELD_BACK})
+    return [target_view(row) for row in rows]
