@@ -53,7 +53,7 @@ def test_names_the_tests_of_every_clause(project: Project) -> None:
     assert code == 0
     assert "  OUT-01  tests/deep/test_it.py::test_both\n" in output
     assert "  OUT-02  tests/deep/test_it.py::test_both\n" in output
-    assert output.endswith("clauses: 2 of 2 proven by 1 tests, 1 in lanes to come, 0 problems\n")
+    assert output.endswith("clauses: 2 of 2 proven by 1 tests, 1 to come, 0 problems\n")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,14 @@ def test_fails_for_a_mark_that_proves_nothing(project: Project, test: str, probl
     code, output = project.clauses(test)
     assert code == 1
     assert f"PROBLEM {problem}" in output
+
+
+def test_a_clause_that_is_to_come_needs_no_test_and_may_have_none(project: Project) -> None:
+    project.write("docs/contracts.md", CONTRACTS + "| OUT-03 | *To come:* it sings |\n")
+    assert project.clauses(BOTH)[0] == 0
+    code, output = project.clauses(BOTH + '\n@pytest.mark.clause("OUT-03")\ndef test_song(): ...\n')
+    assert code == 1
+    assert "PROBLEM OUT-03 is marked as to come, but named by" in output
 
 
 def test_fails_for_a_list_with_a_double(project: Project) -> None:

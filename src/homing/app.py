@@ -227,10 +227,11 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
 
 
 def egress_guard(settings: Settings) -> EgressGuard:
-    """Who serves only loopback is trying things out: loopback targets and plain http are allowed then."""
-    local = is_loopback(settings.host)
+    """Who serves only loopback may be trying things out: http and loopback are allowed, unless forbidden."""
+    local = is_loopback(settings.host) and settings.allow_http is not False
     allowed = parse_networks(settings.egress_allow)
-    return EgressGuard([*allowed, *(_LOOPBACK if local else ())], allow_http=settings.allow_http or local)
+    networks = [*allowed, *(_LOOPBACK if local else ())]
+    return EgressGuard(networks, allow_http=bool(settings.allow_http) or local)
 
 
 def _check_sender(mail_from: str) -> None:
@@ -262,6 +263,11 @@ def warnings_for(settings: Settings) -> Sequence[str]:
     if "catch://" in settings.mail_url and settings.database_url.startswith("postgres"):
         found.append(
             "HOMING_MAIL_URL is catch://: mails are kept to look at and not sent; set smtp://… to send them"
+        )
+    if settings.encryption_key is None and settings.database_url.startswith("postgres"):
+        found.append(
+            "HOMING_ENCRYPTION_KEY is not set: credentials are sealed with homing.key in this folder, which "
+            "processes elsewhere do not have; make one for all with `openssl rand -base64 32`"
         )
     if "memory://" in settings.mail_url:
         found.append("HOMING_MAIL_URL is memory://: mails are forgotten when the process ends")

@@ -91,7 +91,9 @@ async def _clock(homing: Homing) -> Finding:
 
 async def _mail_findings(homing: Homing) -> AsyncIterator[Finding]:
     for warning in warnings_for(homing.settings):
-        yield Finding("mail", False, warning)
+        # What is said of keys has a finding of its own.
+        if "HOMING_MAIL" in warning:
+            yield Finding("mail", False, warning)
     for url in homing.settings.mail_url.split(","):
         if url.startswith("smtp"):
             yield await _relay(Relay.from_url(url))
@@ -124,19 +126,17 @@ def _key(settings: Settings) -> Finding:
 
 def _key_file(settings: Settings) -> Finding:
     path = key_file_of(settings.database_url)
-    if not is_loopback(settings.host):
+    if not is_loopback(settings.host) or not settings.database_url.startswith("sqlite"):
         return Finding(
             "encryption key",
             False,
-            "HOMING_ENCRYPTION_KEY is not set, and a key beside the data is for trying out: "
-            "make one with `openssl rand -base64 32`",
+            f"HOMING_ENCRYPTION_KEY is not set, and {path} is for trying out: other machines and folders "
+            "do not have it; make one for all with `openssl rand -base64 32`",
         )
     if not path.exists():
         return Finding("encryption key", True, f"none yet; {path} is made with the first credentials")
     load_or_make_key(path)
-    spread = "" if settings.database_url.startswith("sqlite") else ", and give every machine the same"
-    mode = f"{S_IMODE(path.stat().st_mode):04o}"
-    return Finding("encryption key", True, f"{path}, mode {mode}; back it up{spread}")
+    return Finding("encryption key", True, f"{path}, mode {S_IMODE(path.stat().st_mode):04o}; back it up")
 
 
 async def _credentials(homing: Homing) -> Finding:
@@ -173,7 +173,7 @@ def _vault(settings: Settings) -> Vault:
 
 def _egress(settings: Settings) -> list[Finding]:
     """Where webhooks may go."""
-    local = is_loopback(settings.host)
+    local = is_loopback(settings.host) and settings.allow_http is not False
     networks = parse_networks(settings.egress_allow)
     places = ["public addresses", *(["loopback"] if local else []), *map(str, networks)]
     found = [Finding("egress", True, f"webhooks may go to {', '.join(places)}")]
@@ -191,7 +191,8 @@ def _egress(settings: Settings) -> list[Finding]:
 
 def _plain_http(settings: Settings, *, local: bool) -> Finding:
     if local:
-        return Finding("plain http", True, f"allowed, because HOMING_HOST={settings.host} is for trying out")
+        how = f"allowed, because HOMING_HOST={settings.host} is loopback; HOMING_ALLOW_HTTP=false forbids it"
+        return Finding("plain http", True, how)
     if not settings.allow_http:
         return Finding("plain http", True, "webhooks go to https only")
     return Finding(

@@ -156,8 +156,10 @@ class Settings(BaseModel):
         json_schema_extra={"secret": True},
     )
     egress_allow: str = Field("", description="Private networks (CIDRs, by commas) that webhooks may reach.")
-    allow_http: bool = Field(
-        False, description="Whether webhooks may go to plain http; on loopback they always may."
+    allow_http: bool | None = Field(
+        None,
+        description="Whether webhooks may go to plain http. Left out: only while HOMING_HOST is loopback, "
+        "and then to loopback targets too; false forbids both.",
     )
 
     grace_seconds: float = Field(

@@ -26,6 +26,8 @@ LogFormat = Literal["auto", "json", "console"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
 
+#: Whoever puts an order's number into the type must not fill the memory of Prometheus.
+_MOST_JOB_KINDS = 500
 #: As much of a stack as it takes to find the place.
 _FRAMES = 12
 
@@ -63,6 +65,8 @@ class Telemetry:
         self._define_metrics(self.registry)
         # A labels() call looks its child up under a lock; the hot path keeps the few it needs.
         self._attempts_of = lru_cache(maxsize=1024)(self._attempts.labels)
+        self._jobs_of = lru_cache(maxsize=4096)(self._jobs.labels)
+        self._job_kinds: set[tuple[str, str]] = set()
         self._seconds_of = lru_cache(maxsize=64)(self._attempt_seconds.labels)
 
     def _define_metrics(self, registry: CollectorRegistry) -> None:
@@ -91,6 +95,12 @@ class Telemetry:
             "homing_swept_total", "Rows ended without an attempt.", ["lane", "state"], registry=registry
         )
         self._enqueued = Counter("homing_enqueued_total", "Rows put in by us.", ["lane"], registry=registry)
+        self._jobs = Counter(
+            "homing_jobs_settled_total",
+            "Attempts at dispatch jobs by the state that they led to.",
+            ["source", "type", "state"],
+            registry=registry,
+        )
         self._breakers = Counter(
             "homing_breaker_openings_total",
             "Targets left alone because they kept failing.",
@@ -153,6 +163,16 @@ class Telemetry:
         for state, count in ended.items():
             self._swept.labels(lane, state).inc(count)
         self.log.info("lane.swept", lane=lane, **ended)
+
+    def job_settled(self, source: str, type: str, state: str) -> None:
+        """By source and type, as the specification wants it; beyond some hundreds they are `other`."""
+        key = (source, type)
+        if key not in self._job_kinds:
+            if len(self._job_kinds) >= _MOST_JOB_KINDS:
+                key = ("other", "other")
+            else:
+                self._job_kinds.add(key)
+        self._jobs_of(*key, state).inc()
 
     def breaker_opened(self, target: str) -> None:
         self._breakers.inc()

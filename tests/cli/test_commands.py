@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import sqlite3
@@ -14,60 +13,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
-from msgspec import Struct
-
-from homing.cli import main
-
-
-class Result(Struct, frozen=True):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Homing = Callable[..., Result]
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HOMING_", "DISPATCH_"))
-    }
-    return {
-        **kept,
-        "HOMING_DATABASE_URL": f"sqlite:///{tmp_path}/homing.db",
-        "NO_COLOR": "1",
-        "COLUMNS": "200",
-    }
-
-
-@pytest.fixture
-def homing(
-    environment: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Homing:
-    """The command line, called as its entry point is, in this process: starting forty would take a minute."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, **changes: str) -> Result:
-        capsys.readouterr()
-        with monkeypatch.context() as patch:
-            for name in os.environ:
-                patch.delenv(name)
-            for name, value in {**environment, **changes}.items():
-                patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["homing", *arguments])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        output = capsys.readouterr()
-        code = ended.value.code
-        return Result(code if isinstance(code, int) else 0, output.out, output.err)
-
-    return run
+from tests.command import Homing
 
 
 def insert(tmp_path: Path, count: int = 1, **columns: Any) -> None:
@@ -288,27 +237,58 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 @pytest.mark.slow
-def test_demo_shows_mails_that_fail_and_recover_within_ten_seconds(
+def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     environment.pop("HOMING_DATABASE_URL")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    here = f"http://127.0.0.1:{port}"
     started = time.monotonic()
     demo = subprocess.Popen(
         [sys.executable, "-m", "homing", "demo", "--port", str(port), "--rate", "50"],
         env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        until(lambda: "/caught/" in read(f"http://127.0.0.1:{port}/"))
+        until(lambda: "/caught/" in (page := read(f"{here}/")) and "/jobs/" in page)
         assert time.monotonic() - started < 10
-        mails = f"http://127.0.0.1:{port}/api/mail?limit=100&status=sent"
+        mails = f"{here}/api/mail?limit=100&status=sent"
         until(lambda: any(mail["retryCount"] for mail in json.loads(read(mails))["items"]))
-        page = read(f"http://127.0.0.1:{port}/caught/1")
+        page = read(f"{here}/caught/1")
         assert "Message-ID" in page
+        look_at_the_webhooks(f"{here}/api/dispatch")
     finally:
+        stopped = time.monotonic()
         demo.send_signal(signal.SIGINT)
         output, _ = demo.communicate(timeout=20)
+    assert time.monotonic() - stopped < 10
     assert demo.returncode == 0, output
-    assert "demo ended" in output
+    assert f"curl '{here}/api/dispatch/jobs?status=FAILED'" in output
+    assert "demo ended: mails: " in output.replace("\n", " ")
+    assert " COMPLETED" in output.rpartition("webhooks: ")[2]
+
+
+def look_at_the_webhooks(api: str) -> None:
+    """Every kind of fault is there: some that recover, one path that never works, a pause, one that is down."""
+
+    def jobs(**filters: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(read(f"{api}/jobs?size=100&{urlencode(filters)}"))["items"]
+        return found
+
+    def states() -> set[str]:
+        return {target["state"] for target in json.loads(read(f"{api}/targets"))["items"]}
+
+    until(lambda: any(job["attemptCount"] > 1 for job in jobs(status="COMPLETED")))
+    until(
+        lambda: (
+            {"http_500", "http_410"} <= {g["errorClass"] for g in json.loads(read(f"{api}/dead"))["groups"]}
+        )
+    )
+    until(lambda: states() & {"open", "half_open"})
+    until(lambda: jobs(type="invoice.issued", errorClass="http_429") or "paused" in states())
+    assert {job["metadata"]["tenantId"] for job in jobs()} == {"acme", "globex", "initech"}
+    assert not jobs(status="ERROR", errorClass="http_401"), "every signature was right"
+    ordered = [job for job in jobs(status="COMPLETED") if job["ordering"] == "group"]
+    assert ordered
+    assert all(job["credentialsId"] for job in ordered)

@@ -22,8 +22,6 @@ import httpx
 import msgspec
 import pytest
 import typer
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from homing.cli import receiver
@@ -31,6 +29,7 @@ from homing.cli.diagnosis import Diagnosis, Request, diagnose
 from homing.cli.listener import Manner, Received, Receiver, printable, readable, show, show_json, show_summary
 from homing.errors import HomingError, InvalidRequest
 from homing.signatures import Signer, key_of, make_private_key, public_key_of, sign_v1
+from homing.testing.http_sink import HttpSink
 
 BODY = b'{"orderId":"12345","amount":99.99,"note":"Gr\xc3\xbc\xc3\x9fe"}'
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -267,12 +266,7 @@ def test_verify_needs_something_to_work_with(files: Callable[..., list[str]], tm
 async def listening(manner: Manner) -> AsyncIterator[tuple[httpx.AsyncClient, Receiver, list[Received]]]:
     shown: list[Received] = []
     one = Receiver(manner, shown.append)
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", one.handle)
-    async with (
-        TestServer(application, host="127.0.0.1") as server,
-        httpx.AsyncClient(base_url=str(server.make_url("/"))) as client,
-    ):
+    async with HttpSink(one.answer) as sink, httpx.AsyncClient(base_url=sink.url) as client:
         yield client, one, shown
 
 

@@ -34,7 +34,7 @@ def assert_kept(verdict: Verdict) -> None:
 @pytest.mark.slow
 @pytest.mark.clause("JOB-09")
 async def test_killed_workers_lose_no_job_on_postgres(postgres_url: str, tmp_path: Path) -> None:
-    plan = JobPlan(jobs=1200, workers=3, kills=5, stops=0, lease=1.0, seed=1)
+    plan = JobPlan(jobs=900, workers=3, kills=4, stops=0, lease=1.0, seed=1)
     verdict = (await run_jobs(plan, postgres_url, tmp_path)).verdict
     assert_kept(verdict)
     assert verdict.figures["rescues"] >= verdict.figures["in_flight_at_faults"] > 0

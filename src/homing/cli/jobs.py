@@ -157,12 +157,12 @@ _COLUMNS = (
     Column("job", whole=True),
     Column("state", whole=True),
     Column("type"),
-    Column("target"),
-    Column("attempts", rank=2, right=True),
-    Column("last error", rank=1),
-    Column("group", rank=5),
-    Column("next attempt", rank=4, whole=True),
-    Column("created", rank=3, whole=True),
+    Column("target", rank=1),
+    Column("attempts", rank=3, right=True),
+    Column("last error", rank=2),
+    Column("group", rank=6),
+    Column("next attempt", rank=5, whole=True),
+    Column("created", rank=4, whole=True),
 )
 
 

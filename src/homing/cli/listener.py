@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as standard_json
 import secrets as random_source
 import sys
@@ -10,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -19,9 +18,7 @@ from rich.markup import escape
 
 from homing.cli.diagnosis import Request, diagnose
 from homing.signatures import DEFAULT_HEADER_PREFIX, ID, VerificationError, verify
-
-if TYPE_CHECKING:
-    from aiohttp import web
+from homing.testing.http_sink import Answer, SinkRequest
 
 _MOST_IDS = 100_000
 _SHOWN_LINES, _SHOWN_CHARACTERS = 20, 2000
@@ -80,46 +77,41 @@ class Receiver:
         self._count = {"requests": 0, "verified": 0, "not_verified": 0, "duplicates": 0}
         self._answered: dict[str, int] = {}
 
-    async def handle(self, request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        body = await request.read()
-        received = self._received(request, body)
+    def answer(self, request: SinkRequest) -> Answer:
+        received = self._received(request)
         self._show(received)
-        if self._manner.delay:
-            await asyncio.sleep(self._manner.delay)
-        reply = None if received.answered in _BARE else msgspec.json.encode({"received": received.number})
-        return web.Response(status=received.answered, body=reply, content_type="application/json")
+        reply = b"" if received.answered in _BARE else msgspec.json.encode({"received": received.number})
+        headers = (("Content-Type", "application/json"),)
+        return Answer(status=received.answered, headers=headers, body=reply, delay=self._manner.delay)
 
     def summary(self) -> Summary:
         return Summary(**self._count, answered=dict(sorted(self._answered.items())))
 
-    def _received(self, request: web.Request, body: bytes) -> Received:
-        verified, why = self._verdict(request, body)
-        id = request.headers.get(ID)
+    def _received(self, request: SinkRequest) -> Received:
+        verified, why = self._verdict(request)
+        id = request.header(ID)
         received = Received(
-            self._count["requests"] + 1, printable(request.method), printable(request.path_qs), verified, why,
+            self._count["requests"] + 1, printable(request.method), printable(request.path), verified, why,
             printable(id) if id else None, self._times(id), self._status(),
-            self._of_interest(request.headers), readable(body), len(body),
+            self._of_interest(dict(request.headers)), readable(request.body), len(request.body),
         )  # fmt: skip
         self._note(received)
         return received
 
-    def _verdict(self, request: web.Request, body: bytes) -> tuple[bool | None, str | None]:
+    def _verdict(self, request: SinkRequest) -> tuple[bool | None, str | None]:
         if not self._manner.secrets:
             return None, None
+        manner, headers = self._manner, dict(request.headers)
         try:
-            verified = verify(
-                body, request.headers, self._manner.secrets, header_prefix=self._manner.header_prefix
-            )
+            verified = verify(request.body, headers, manner.secrets, header_prefix=manner.header_prefix)
         except VerificationError as error:
-            return False, self._why(request, body, error)
+            return False, self._why(request, error)
         return True, verified.scheme
 
-    def _why(self, request: web.Request, body: bytes, error: VerificationError) -> str:
-        headers = list(request.headers.items())
+    def _why(self, request: SinkRequest, error: VerificationError) -> str:
+        headers = list(request.headers)
         now, prefix = datetime.now(UTC), self._manner.header_prefix
-        found = diagnose(Request(body, headers, self._manner.secrets, now, header_prefix=prefix))
+        found = diagnose(Request(request.body, headers, self._manner.secrets, now, header_prefix=prefix))
         return f"{error} {found.explanation}" if found.explanation else str(error)
 
     def _times(self, id: str | None) -> int:

@@ -68,11 +68,11 @@ async def _list(
 _COLUMNS = (
     Column("mail", whole=True),
     Column("state", whole=True),
-    Column("retries", rank=2, right=True),
+    Column("retries", rank=3, right=True),
     Column("to"),
-    Column("subject", rank=1),
-    Column("next attempt", rank=3, whole=True),
-    Column("last error"),
+    Column("subject", rank=2),
+    Column("next attempt", rank=4, whole=True),
+    Column("last error", rank=1),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,8 +19,9 @@ from homing.cli.diagnosis import Diagnosis, Request, diagnose
 from homing.cli.files import read_bytes, read_text
 from homing.cli.listener import Manner, Receiver, Summary, printable, show, show_json, show_summary
 from homing.cli.options import Json, print_json, print_table, run_async
-from homing.errors import InvalidRequest
+from homing.errors import InvalidRequest, SettingsError
 from homing.signatures import DEFAULT_HEADER_PREFIX, DEFAULT_TOLERANCE, ID
+from homing.testing.http_sink import HttpSink
 
 SecretFiles = Annotated[
     list[str] | None,
@@ -28,11 +30,6 @@ SecretFiles = Annotated[
     ),
 ]
 HeaderPrefix = Annotated[str, typer.Option("--header-prefix", help="Of the specification's headers.")]
-
-#: Longer than any webhook of ours, so that nothing is refused for its length.
-_LARGEST_BODY = 32 << 20
-#: For answers that are under way; those that are being delayed need not come.
-_SHUTDOWN_SECONDS = 0.2
 
 
 def add_to(app: typer.Typer) -> None:
@@ -155,22 +152,17 @@ def listen(
 
 
 async def _listen(host: str, port: int, receiver: Receiver) -> Summary:
-    from aiohttp import web
-
-    from homing.http.server import listen as open_listener
-
-    application = web.Application(client_max_size=_LARGEST_BODY)
-    application.router.add_route("*", "/{path:.*}", receiver.handle)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    listener = open_listener(host, port)
+    sink = HttpSink(receiver.answer, host=host, port=port, keep=False)
     try:
-        await runner.setup()
-        await web.SockSite(runner, listener).start()
-        Console(stderr=True, highlight=False).print(_address(host, listener.getsockname()[1]))
+        await sink.start()
+    except OSError as error:
+        why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
+        raise SettingsError(f"cannot listen on {host}:{port}: {why}; --port 0 takes a free port") from None
+    try:
+        Console(stderr=True, highlight=False).print(f"listening on {sink.url}; Ctrl-C ends")
         await _until_stopped()
     finally:
-        await runner.cleanup()
-        listener.close()
+        await sink.close()
     return receiver.summary()
 
 
@@ -183,7 +175,3 @@ async def _until_stopped() -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-def _address(host: str, port: int) -> str:
-    return f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends"

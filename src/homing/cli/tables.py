@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 from rich.cells import cell_len
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,7 +27,12 @@ class Column(Struct, frozen=True):
     rank: int = 0
     #: An id or a time, which is never wrapped.
     whole: bool = False
+    #: A number.
     right: bool = False
+
+    @property
+    def stiff(self) -> bool:
+        return self.whole or self.right
 
 
 def listing(
@@ -34,38 +40,52 @@ def listing(
 ) -> Table:
     """`width` is that of the terminal unless it is given."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    shown = _fitting(columns, cells, width or output_width())
+    widths = _widths(columns, cells, width or output_width())
     table = Table(title=title, title_justify="left", title_style="bold")
-    for n, least in shown.items():
+    for n, given in widths.items():
         column = columns[n]
-        table.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            no_wrap=column.whole or column.right,
-            overflow="fold",
-            min_width=least,
-        )
+        justify: JustifyMethod = "right" if column.right else "left"
+        table.add_column(column.name, justify=justify, no_wrap=column.stiff, overflow="fold", width=given)
     for row in cells:
-        table.add_row(*(escape(row[n]) for n in shown))
+        table.add_row(*(escape(row[n]) for n in widths))
     return table
 
 
-def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> dict[int, int | None]:
-    """Which columns have room, and how much each needs; None where there is not enough even so."""
-    shown = {n: _least(column, [row[n] for row in cells]) for n, column in enumerate(columns)}
-    while sum(shown.values()) + _BORDER * len(shown) + 1 > width:
-        last = max(shown, key=lambda n: columns[n].rank)
+class _Need(Struct, frozen=True):
+    """How wide a column should be at least, and how wide its longest line is."""
+
+    least: int
+    full: int
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> dict[int, int | None]:
+    """The columns that have room, and how wide each is; None where there is not enough even so."""
+    needs = {n: _need(column, [row[n] for row in cells]) for n, column in enumerate(columns)}
+    while (room := width - 1 - _BORDER * len(needs)) < sum(need.least for need in needs.values()):
+        last = max(needs, key=lambda n: columns[n].rank)
         if not columns[last].rank:
-            return dict.fromkeys(shown)
-        del shown[last]
-    return dict(shown)
+            return dict.fromkeys(needs)
+        del needs[last]
+    return dict(_shared(needs, room))
 
 
-def _least(column: Column, cells: Sequence[str]) -> int:
-    if column.whole or column.right:
-        return max(cell_len(line) for cell in [column.name, *cells] for line in cell.split("\n"))
+def _need(column: Column, cells: Sequence[str]) -> _Need:
+    full = max(cell_len(line) for cell in [column.name, *cells] for line in cell.split("\n"))
+    if column.stiff:
+        return _Need(full, full)
     words = [column.name, *(word for cell in cells for word in cell.split())]
-    return min(_LONGEST_WORD, max(map(cell_len, words)))
+    return _Need(min(_LONGEST_WORD, max(map(cell_len, words))), full)
+
+
+def _shared(needs: Mapping[int, _Need], room: int) -> dict[int, int]:
+    """What is left over goes to whoever lacks most. Rich would shrink ids as well as texts."""
+    given = {n: need.least for n, need in needs.items()}
+    for _ in range(room - sum(given.values())):
+        neediest = max(given, key=lambda n: needs[n].full - given[n])
+        if needs[neediest].full <= given[neediest]:
+            break
+        given[neediest] += 1
+    return given
 
 
 def fields(values: Mapping[str, Any]) -> Table:

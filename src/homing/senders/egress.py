@@ -275,7 +275,7 @@ def _what_is_wrong(url: str) -> str:
     if _NOT_IN_A_URL(url):
         return "the URL contains a space, a backslash or a control character; percent-encode it"
     if _URL(url) is None:
-        return "the URL must begin with https:// and name a host"
+        return "the URL must begin with https:// (or http:// where it is allowed) and name a host"
     return "the URL contains letters outside of ASCII after the host; percent-encode them"
 
 

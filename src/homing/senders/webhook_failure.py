@@ -31,7 +31,7 @@ UNWRITABLE = Failure(
 
 
 def no_connection(seconds: float) -> Failure:
-    return Failure("timeout", f"no connection within {min(CONNECT_TIMEOUT, seconds):g} s")
+    return Failure("timeout", f"no connection within {seconds:g} s")
 
 
 def too_late(seconds: float, *, answered: bool) -> Failure:

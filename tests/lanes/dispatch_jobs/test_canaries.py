@@ -71,7 +71,8 @@ async def test_planted_secrets_are_in_no_reply_log_metric_page_or_table(
 
 
 def _client(bench: JobBench) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(bench.homing.asgi()), base_url="http://127.0.0.1")
+    application: Any = bench.homing.asgi()
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://127.0.0.1")
 
 
 async def _text(api: httpx.AsyncClient, path: str) -> str:

@@ -34,6 +34,7 @@ class Job(Struct, frozen=True, gc=False):
     #: The group, when its jobs are delivered in order.
     ordered_group: str | None
     type: str
+    source: str
     #: JSON: pairs of name and value.
     headers: str | None
 

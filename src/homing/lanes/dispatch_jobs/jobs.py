@@ -165,7 +165,12 @@ class DispatchJobs(SqlStore[Job]):
         rows = await self._change("settle", groups, batch=_encode(columns).decode())
         self._holdings.drop(claim for claim, _ in batch)
         await self._judge(batch)
-        return {row["id"] for row in rows}
+        settled = {row["id"] for row in rows}
+        for claim, settlement in batch:
+            if claim.id in settled:
+                state = _STATE_WORDS.get(type(settlement), "ERROR")
+                self._telemetry.job_settled(claim.item.source, claim.item.type, state)
+        return settled
 
     async def renew(self, claims: Sequence[Claim[Job]]) -> set[int]:
         kept = await super().renew(claims)
@@ -350,6 +355,9 @@ def _standing(row: Row, ours: int) -> Standing:
 def _repetition(job: NewJob, first: Row) -> Ordered:
     same = first["fingerprint"] is None or first["fingerprint"] == job.fingerprint
     return Ordered("duplicate" if same else "conflict", first["id"], first["status"], first["created_at"])
+
+
+_STATE_WORDS: dict[type, str] = {Complete: "COMPLETED", RetryIn: "FAILED"}
 
 
 # ── what a settlement writes ──────────────────────────────────────────────────────────────────────

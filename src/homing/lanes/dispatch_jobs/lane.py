@@ -38,7 +38,9 @@ _CLOSED = Failure("target_closed", "the target asked for a pause, or keeps faili
 _WORTH_REPEATING = frozenset({408, 425, 429})
 _ASKS_TO_WAIT = frozenset({429, 503})
 #: Nothing that the target did.
-_OUR_OWN = frozenset({"egress_refused", "invalid_url"})
+_OUR_OWN = frozenset({"egress_refused", "invalid_url", "invalid_request"})
+#: No other attempt would go out differently.
+_NEVER_SENT = frozenset({"invalid_url", "invalid_request"})
 #: Waiting for a paused target is free however often: half-open probes are charged, so it comes to an end.
 _DEFERRALS = 1_000_000
 _JITTER = 0.2
@@ -146,7 +148,7 @@ class DispatchJobsLane:
             return [("webhook-id", id)]
         found = await self._credentials(credentials_id)
         if found is None:
-            return Failure("credentials_missing", "the credentials were deleted; requeue with others")
+            return Failure("credentials_missing", "the credentials were deleted; create the job anew")
         if isinstance(found, UnreadableSecrets):
             return Failure("credentials_unreadable", found.message)
         headers = found.headers(id, self._clock(), body)
@@ -212,7 +214,7 @@ def conclude(result: WebhookResult, *, reject_4xx: bool) -> Outcome:
     if result.error_code is None and status is not None and 200 <= status < 300:
         return Delivered(_report(result))
     failure, report = _failure(result), _report(result)
-    final = status == 410 or (reject_4xx and _is_refusal(status)) or result.error_code == "invalid_url"
+    final = status == 410 or (reject_4xx and _is_refusal(status)) or result.error_code in _NEVER_SENT
     return Reject(failure, report) if final else Retry(failure, report=report)
 
 

@@ -6,7 +6,7 @@
 o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.defer_count AS deferrals,
     o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url, o.payload,
     o.payload_content_type, o.credentials_id, o.max_retries, o.retry_strategy, o.timeout_seconds,
-    CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type,
+    CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type, o.source,
     CASE WHEN o.has_headers THEN (
         SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers

@@ -17,7 +17,7 @@ max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coa
 id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
     next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url, payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
-    CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type,
+    CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type, source,
     CASE WHEN has_headers THEN (
         SELECT json_group_array(json_array(h.header_name, h.header_value))
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers

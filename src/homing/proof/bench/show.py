@@ -48,7 +48,8 @@ def scale_table(result: ScaleTable) -> RenderableType:
     for cost in result.costs:
         table.add_row(
             f"{cost.queued:,}", f"{cost.held_back:,}{held_by(cost)}",
-            f"{cost.claim_buffers:,.0f}", f"{cost.claim_ms:.2f}", f"{cost.settle_buffers:,.0f}", f"{cost.settle_ms:.2f}",
+            f"{cost.claim_buffers:,.0f}", f"{cost.claim_ms:.2f}",
+            f"{cost.settle_buffers:,.0f}", f"{cost.settle_ms:.2f}",
         )  # fmt: skip
     return Group(table, budget_lines(result.budgets))
 
