@@ -54,7 +54,7 @@ _TENANTS = ("acme", "globex", "initech")
 _STEPS = ("order.created", "order.paid", "order.shipped")
 #: Requests to the shop that get a 500; tried again, nearly all of them succeed.
 _SHOP_FAILS = 0.15
-_BUSY_ASKS = 0.05
+_BUSY_ASKS = 0.1
 _TOO_MANY = Answer(status=429, headers=(("Retry-After", "2"),), body=b"please wait two seconds")
 #: For others, by path.
 _ANSWERS: Mapping[str, Answer] = {

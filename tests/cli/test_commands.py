@@ -270,7 +270,7 @@ def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
 
 
 def look_at_the_webhooks(api: str) -> None:
-    """Every kind of fault is there: some that recover, one path that never works, a pause, one that is down."""
+    """Every kind of fault is there: some recover, one path never works, one asks for a pause, one is down."""
 
     def jobs(**filters: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(read(f"{api}/jobs?size=100&{urlencode(filters)}"))["items"]
@@ -286,9 +286,9 @@ def look_at_the_webhooks(api: str) -> None:
         )
     )
     until(lambda: states() & {"open", "half_open"})
-    until(lambda: jobs(type="invoice.issued", errorClass="http_429") or "paused" in states())
+    until(lambda: any(job["attemptCount"] > 1 for job in jobs(type="invoice.issued")))
     assert {job["metadata"]["tenantId"] for job in jobs()} == {"acme", "globex", "initech"}
-    assert not jobs(status="ERROR", errorClass="http_401"), "every signature was right"
+    assert not any("401" in (job["lastError"] or "") for job in jobs()), "every signature was right"
     ordered = [job for job in jobs(status="COMPLETED") if job["ordering"] == "group"]
     assert ordered
     assert all(job["credentialsId"] for job in ordered)

@@ -10,6 +10,8 @@ from homing.errors import DatabaseError
 from homing.telemetry import Telemetry
 
 _SHORTEST_PAUSE = 0.02
+#: After a claim that brought something, though not all that would have fitted: there is more to come.
+_PAUSE_AT_WORK = 0.005
 #: Wake-ups are hints and may be lost, so every worker looks at least this often.
 _LONGEST_PAUSE = 1.0
 
@@ -73,7 +75,7 @@ class Worker:
             self._telemetry.crashed("claim.crashed", bug, lane=self._lane.name)
             return False
         if claims:
-            self._pause = _SHORTEST_PAUSE
+            self._pause = _PAUSE_AT_WORK
         return len(claims) == free
 
     async def _rest(self) -> None:
@@ -81,6 +83,6 @@ class Worker:
             async with asyncio.timeout(self._pause):
                 await self._woken.wait()
         except TimeoutError:
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            self._pause = min(max(self._pause * 2, _SHORTEST_PAUSE), _LONGEST_PAUSE)
         else:
             self._pause = _SHORTEST_PAUSE
