@@ -46,7 +46,7 @@ Since = Annotated[
 
 #: For `--all`, whatever the state allows.
 ANY = "any"
-#: The state from which a verb starts.
+#: The states that a verb takes.
 FROM_STATES: Mapping[Verb, tuple[str, ...]] = {
     "requeue": ("ERROR", "CANCELLED"),
     "cancel": ("PENDING", "FAILED"),
@@ -210,11 +210,9 @@ async def _look(settings: Settings, id: str) -> tuple[JobView, list[Attempt]]:
 
 def _fields(job: JobView) -> dict[str, object]:
     values: dict[str, object] = msgspec.to_builtins(job)
-    waiting = values.pop("waitingFor")
-    payload = str(values.pop("payload"))
-    if waiting is not None and job.waiting_for is not None:
-        values["waits for"] = in_words(job.waiting_for)
-    return {**values, "payload": _shortened(payload)}
+    del values["waitingFor"], values["payload"]
+    waiting = in_words(job.waiting_for) if job.waiting_for else None
+    return {**values, "waits for": waiting, "payload": _shortened(job.payload)}
 
 
 def in_words(waiting: Waiting) -> str:

@@ -118,8 +118,7 @@ def list_messages(
 ) -> None:
     """Mails or jobs, newest first."""
     flags = _flags(source, type, group, external_id, error_class, metadata, since)
-    state = _state(status)
-    chosen = _lane(lane, state, flags, before)
+    chosen = _lane(lane, _lane_of_state(status), flags, before)
     settings = settings_from(config, database_url=database_url)
     if chosen == "dispatch_jobs":
         named = status.upper() if status else None
@@ -226,7 +225,7 @@ def _act(
         raise InvalidRequest(f"name the mails or jobs to {verb}, or --all with one of {', '.join(states)}")
     if state is None:
         _act_on_ids(verb, settings, ids or [], dry_run=dry_run, json=json)
-    elif _lane(lane, _state(state), flags, None) == "dispatch_jobs":
+    elif _lane(lane, _lane_of_state(state), flags, None) == "dispatch_jobs":
         jobs.act_on_all(verb, settings, state, flags, dry_run=dry_run, yes=yes, json=json)
     else:
         mails.act_on_all(verb, settings, state, dry_run=dry_run, yes=yes, json=json)
@@ -279,7 +278,7 @@ def _lane_of_id(id: str) -> LaneName:
     return "mail_outbox"
 
 
-def _state(text: str | None) -> LaneName | None:
+def _lane_of_state(text: str | None) -> LaneName | None:
     """The lane that has such a state: those of mails are written small, those of jobs in capitals."""
     from homing.lanes.dispatch_jobs.job import STATES as OF_JOBS
     from homing.lanes.mail_outbox.outbox import STATES as OF_MAILS

@@ -139,7 +139,7 @@ def test_the_quick_always_find_the_other_half(slots: int, connections: int, slow
     quick = Standing("quick", due=True, in_flight=0, ours=0)
     left = slots - sum(taken.values())
     shares = targets.share_out(left, [*held, quick])
-    assert shares["quick"] == min(left, max(connections, slots // 2))
+    assert shares["quick"] >= min(left, slots - slots // 2, max(connections, slots // 2))
 
 
 async def entered(gate: Gate, loop: VirtualLoop) -> int:

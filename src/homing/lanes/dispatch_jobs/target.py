@@ -11,6 +11,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -41,6 +42,10 @@ def target_of(url: str, credentials_id: int | None) -> str:
         return "invalid"
     place = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     return place if credentials_id is None else f"{place}#{credentials_id}"
+
+
+#: How a target was met so far; `asked` has not answered yet.
+Pace = Literal["quick", "unknown", "asked", "slow"]
 
 
 class Standing(Struct, frozen=True, gc=False):
@@ -107,11 +112,6 @@ class Gate:
     @property
     def idle(self) -> bool:
         return not self._started and not self._line
-
-    @property
-    def unknown(self) -> bool:
-        """It was never asked."""
-        return self.seconds is None and self.idle
 
     async def enter(self, monotonic: Monotonic) -> int | None:
         """Wait for a turn, and get a ticket to leave with; None when it takes too long."""
@@ -221,24 +221,26 @@ class Targets:
 
         Whoever holds fewest gets first. A target that is slow, or that nobody knows yet, gets at most what
         can be sent at once, and all of them together half of the slots: the other half is there for those
-        who answer, whatever the slow ones do. The unknown go before the slow: they may be quick.
+        who answer, whatever the slow ones do. The unknown go before the slow, since they may be quick; they
+        share a quarter, and get no more before they have answered.
         """
-        now = self._monotonic()
-        quick: list[Wish] = []
-        unknown: list[Wish] = []
-        slow: list[Wish] = []
+        kinds: dict[Pace, list[Wish]] = {"quick": [], "unknown": [], "slow": [], "asked": []}
         slow_held = 0
         for standing in standings:
-            gate = self._gates.get(standing.target)
-            is_quick = gate is not None and gate.is_quick(now)
-            slow_held += 0 if is_quick else standing.ours
-            if standing.due and (gate is None or gate.closed_until <= now):
-                kind = quick if is_quick else unknown if gate is None or gate.unknown else slow
-                kind.append(self._wish(standing, is_quick=is_quick))
+            pace = self._pace(standing)
+            slow_held += 0 if pace == "quick" else standing.ours
+            if standing.due and self.closed_for(standing.target) <= 0:
+                kinds[pace].append(self._wish(standing, is_quick=pace == "quick"))
         for_slow = min(free, max(0, self._slots // 2 - slow_held))
-        shares = fill(for_slow, unknown, self._rand)
-        shares |= fill(for_slow - sum(shares.values()), slow, self._rand)
-        return shares | fill(free - sum(shares.values()), quick, self._rand)
+        shares = fill(min(for_slow, max(1, self._slots // 4)), kinds["unknown"], self._rand)
+        shares |= fill(for_slow - sum(shares.values()), kinds["slow"], self._rand)
+        return shares | fill(free - sum(shares.values()), kinds["quick"], self._rand)
+
+    def _pace(self, standing: Standing) -> Pace:
+        gate = self._gates.get(standing.target)
+        if gate is None or gate.seconds is None:
+            return "asked" if standing.ours else "unknown"
+        return "quick" if gate.is_quick(self._monotonic()) else "slow"
 
     def _wish(self, standing: Standing, *, is_quick: bool) -> Wish:
         most = self._ahead(standing.target) if is_quick else self._connections
