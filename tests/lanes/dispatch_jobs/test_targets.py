@@ -377,6 +377,7 @@ async def test_many_targets_share_what_is_free(database_url: str) -> None:
     async with job_bench(database_url, jobs_batch=100, jobs_connections_per_target=50) as lane:
         for n in range(10):
             await lane.create(f"https://partner{n}.example/", 3 if n else 500)
+            lane.jobs._targets.gate(f"https://partner{n}.example:443").seconds = 0.001
         claims = await lane.claim(50)
         taken = [sum(f"partner{n}.example" in c.item.target for c in claims) for n in range(10)]
         assert taken == [23, *[3] * 9], "the small ones get all they have, the large one the rest"

@@ -221,37 +221,34 @@ class Targets:
 
         Whoever holds fewest gets first. A target that is slow, or that nobody knows yet, gets at most what
         can be sent at once, and all of them together half of the slots: the other half is there for those
-        who answer, whatever the slow ones do. The unknown go before the slow, since they may be quick; they
-        share a quarter, and get no more before they have answered.
+        who answer, whatever the slow ones do. The unknown go before the slow, since they may be quick; the
+        more they are the less each gets, and no more before it has answered.
         """
-        kinds: dict[Pace, list[Wish]] = {"quick": [], "unknown": [], "slow": [], "asked": []}
-        slow_held = 0
+        paces = {standing.target: self._pace(standing.target) for standing in standings}
+        held = sum(s.ours for s in standings if paces[s.target] != "quick")
+        unknown = sum(pace in {"unknown", "asked"} for pace in paces.values())
+        most: dict[Pace, int] = {"slow": self._connections, "asked": 0}
+        most["unknown"] = min(self._connections, max(1, self._slots // 4 // max(1, unknown)))
+        wishes: dict[Pace, list[Wish]] = {"quick": [], "unknown": [], "slow": [], "asked": []}
         for standing in standings:
-            pace = self._pace(standing)
-            slow_held += 0 if pace == "quick" else standing.ours
             if standing.due and self.closed_for(standing.target) <= 0:
-                kinds[pace].append(self._wish(standing, is_quick=pace == "quick"))
-        for_slow = min(free, max(0, self._slots // 2 - slow_held))
-        shares = fill(min(for_slow, max(1, self._slots // 4)), kinds["unknown"], self._rand)
-        shares |= fill(for_slow - sum(shares.values()), kinds["slow"], self._rand)
-        return shares | fill(free - sum(shares.values()), kinds["quick"], self._rand)
+                pace = paces[standing.target]
+                room = self._ahead(standing.target) if pace == "quick" else most[pace]
+                wishes[pace].append(_wish(standing, room))
+        for_slow = min(free, max(0, self._slots // 2 - held))
+        shares = fill(for_slow, wishes["unknown"], self._rand)
+        shares |= fill(for_slow - sum(shares.values()), wishes["slow"], self._rand)
+        return shares | fill(free - sum(shares.values()), wishes["quick"], self._rand)
 
-    def _pace(self, standing: Standing) -> Pace:
-        gate = self._gates.get(standing.target)
+    def _pace(self, target: str) -> Pace:
+        gate = self._gates.get(target)
         if gate is None or gate.seconds is None:
-            return "asked" if standing.ours else "unknown"
+            return "unknown" if gate is None or gate.idle else "asked"
         return "quick" if gate.is_quick(self._monotonic()) else "slow"
-
-    def _wish(self, standing: Standing, *, is_quick: bool) -> Wish:
-        most = self._ahead(standing.target) if is_quick else self._connections
-        most -= standing.ours
-        if standing.most_in_flight is not None:
-            most = min(most, standing.most_in_flight - standing.in_flight)
-        return Wish(standing.target, standing.ours, max(0, most))
 
     def _ahead(self, target: str) -> int:
         """As many as it will have answered in a moment, so that the next are at hand when those have gone."""
-        seconds = max(self._gates[target].seconds or 0.0, 0.001)
+        seconds = max(self.gate(target).seconds or 0.0, 0.001)
         soon = int(self._connections * _MOMENT / seconds)
         return max(self._connections, min(soon, self._slots // 2))
 
@@ -262,6 +259,13 @@ class Wish(Struct, frozen=True, gc=False):
     target: str
     held: int
     room: int
+
+
+def _wish(standing: Standing, most: int) -> Wish:
+    room = most - standing.ours
+    if standing.most_in_flight is not None:
+        room = min(room, standing.most_in_flight - standing.in_flight)
+    return Wish(standing.target, standing.ours, max(0, room))
 
 
 def fill(free: int, wishes: Iterable[Wish], rand: Rand) -> dict[str, int]:
