@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from homing.app import Homing
 from homing.db.queries import parse_queries
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Settlement
+from homing.errors import Conflict
 from homing.lanes.dispatch_jobs.job import Job, NewJob
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs, Ordered
 from homing.lanes.dispatch_jobs.lane import DispatchJobsLane
@@ -53,7 +54,10 @@ class JobBench:
         """Run plain SQL with `:name` parameters, outside of everything Homing knows."""
         query = next(parse_queries(f"-- name: plain\n{statement}", self.homing.database.dialect))
         query = msgspec.structs.replace(query, writes=not statement.lstrip().upper().startswith("SELECT"))
-        return [dict(row) for row in await self.homing.database.fetch(query, parameters)]
+        while True:
+            # It knows no order of rows, so it may meet a worker's statement in a deadlock, and goes again.
+            with suppress(Conflict):
+                return [dict(row) for row in await self.homing.database.fetch(query, parameters)]
 
     async def create(self, url: str, count: int = 1, **columns: Any) -> list[int]:
         """Jobs as the API would store them."""

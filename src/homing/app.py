@@ -11,6 +11,7 @@ from functools import cached_property
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from homing.db import connect
 from homing.db.migrate import Migration, check, load_migrations, migrate
@@ -123,6 +124,7 @@ class Homing:
             lease_seconds=settings.jobs_lease_seconds,
             timeout_seconds=settings.jobs_timeout_seconds,
             reject_4xx=settings.reject_4xx,
+            header_prefix=f"{settings.jobs_header_prefix}-",
         )
         # All that is held is under way or waits for its turn at its target: none waits behind another target.
         slots = settings.jobs_batch
@@ -228,7 +230,8 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
 
 def egress_guard(settings: Settings) -> EgressGuard:
     """Who serves only loopback may be trying things out: http and loopback are allowed, unless forbidden."""
-    local = is_loopback(settings.host) and settings.allow_http is not False
+    public = settings.base_url is not None and not is_loopback(urlsplit(settings.base_url).hostname or "")
+    local = is_loopback(settings.host) and settings.allow_http is not False and not public
     allowed = parse_networks(settings.egress_allow)
     networks = [*allowed, *(_LOOPBACK if local else ())]
     return EgressGuard(networks, allow_http=bool(settings.allow_http) or local)

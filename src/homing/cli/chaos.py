@@ -96,7 +96,7 @@ def jobs(
     lease: Lease = 2.0,
     faults: Annotated[
         str | None,
-        typer.Option("--faults", help="By commas: kill, stop, restart-postgres. [default: kill,stop]"),
+        typer.Option("--faults", help="By commas: kill, stop, restart-postgres; else kill,stop."),
     ] = None,
     seed: Seed = None,
     database: DatabaseKind = "postgres",

@@ -161,16 +161,22 @@ def _tell_ready(address: str, settings: Settings, lanes: Sequence[str], *, api: 
 
     if api:
         _out.print(f"[bold]Homing[/] is up: {address}/   (API: {address}/docs)")
-        _out.print(
-            "No access keys: served on loopback only; webhooks may go to plain http and to loopback.",
-            style="dim",
-        )
+        _out.print(f"No access keys: served on loopback only; {_reach(settings)}.", style="dim")
     else:
         _out.print(f"[bold]Homing[/] is working on {', '.join(lanes)}.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
     _out.print(
         f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C (twice: now)",
         style="dim",
+    )
+
+
+def _reach(settings: Settings) -> str:
+    from homing.app import egress_guard
+
+    everywhere = egress_guard(settings).refusal("127.0.0.1") is None
+    return (
+        "webhooks may go to plain http and to loopback" if everywhere else "webhooks go to public https only"
     )
 
 

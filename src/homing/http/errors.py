@@ -69,6 +69,8 @@ def _judge(error: Exception) -> tuple[int, str]:
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return status, str(error)
+    if isinstance(error, HTTPException) and error.status_code == 413:
+        return 413, "the body is larger than 16 MiB; send it in several requests"
     if isinstance(error, HTTPException) and error.status_code < 500:
         return error.status_code, error.detail
     return 500, _INTERNAL

@@ -312,7 +312,7 @@ def _address_in_brackets(host: str) -> str | Malformed:
 
 def _host(host: str) -> str | Malformed:
     """The host as it will be looked up: lower-case ASCII, and an address only in its usual notation."""
-    name = _ascii_name(host).removesuffix(".")
+    name = ascii_name(host).removesuffix(".")
     labels = name.split(".")
     if _NUMBER(labels[-1]):
         return _usual_notation(name)
@@ -321,7 +321,7 @@ def _host(host: str) -> str | Malformed:
     return name
 
 
-def _ascii_name(host: str) -> str:
+def ascii_name(host: str) -> str:
     """A name in any script as the DNS knows it; empty when it cannot."""
     if host.isascii():
         return host.lower()

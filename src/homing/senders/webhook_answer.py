@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from urllib.parse import quote, quote_plus
 
 #: Characters of a body that are kept, the mark of a cut included.
 KEPT_CHARACTERS = 5_000
@@ -52,7 +53,13 @@ def secrets_of(headers: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """The values in a request that must not come back to us out of an answer that repeats them."""
     values = [value.rpartition(" ")[2] for name, value in headers if is_secret_name(name)]
     # A short value would blank out words that have nothing to do with it.
-    return tuple([value for value in values if len(value) >= 8])
+    return tuple([form for value in values if len(value) >= 8 for form in _forms(value)])
+
+
+@lru_cache(maxsize=1024)
+def _forms(value: str) -> tuple[str, ...]:
+    """As it is, and as others write it: in JSON, where some escape the slash, and in URLs."""
+    return tuple(dict.fromkeys((value, value.replace("/", r"\/"), quote(value, safe=""), quote_plus(value))))
 
 
 @lru_cache(maxsize=2048)

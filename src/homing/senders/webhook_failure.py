@@ -5,6 +5,7 @@ Nothing of the request is repeated, for neither its URL nor its headers are anyb
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 
@@ -20,6 +21,8 @@ class Failure(Struct, frozen=True):
     code: str
     message: str
 
+
+_OUR_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 CLOSING = Failure("connection_lost", "the sender is closing")
 NOT_HTTP = Failure("protocol_error", "the answer is not valid HTTP")
@@ -46,6 +49,8 @@ def not_connected(error: OSError) -> Failure:
     if isinstance(error, ConnectionError) and error.errno is None:
         # The system numbers its errors; this one is asyncio's, of a handshake that was cut off.
         return Failure("tls_error", "TLS failed: the receiver hung up during the handshake")
+    if error.errno in _OUR_SHORTAGE:
+        return Failure("out_of_resources", f"we lack what a connection takes: {_words(error.errno)}")
     words = "the connection failed" if error.errno is None else _words(error.errno)
     return Failure("connect_error", f"cannot connect: {words}")
 

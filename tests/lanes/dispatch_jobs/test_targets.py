@@ -406,3 +406,58 @@ async def test_targets_with_nothing_due_cost_a_claim_nothing_else(stores: list[J
     assert len(await stores[1].claim(5)) == 2
     due = await stores[0].create("https://c.example/", 3)
     assert [c.id for c in await stores[0].claim(10)] == due
+
+
+async def test_a_success_that_takes_longer_than_a_poll_closes_the_breaker(database_url: str) -> None:
+    """While its only job is under way a target has nothing due, and must not be forgotten for that."""
+    statuses = [500, 500, 200]
+    async with (
+        HttpSink(lambda _: Answer(status=statuses.pop(0), delay=0.15)) as receiver,
+        job_bench(
+            database_url, jobs_breaker_failures=2, jobs_breaker_seconds=0.1, jobs_backoff_base_seconds=0.01
+        ) as lane,
+    ):
+        (id,) = await lane.create(receiver.url, max_retries=5, retry_strategy="fixed")
+        async with working([lane]):
+            await receiver.received(2)
+
+            async def done() -> bool:
+                return (await lane.row(id))["status"] == "COMPLETED"
+
+            await eventually(done)
+        (target,) = await lane.sql("SELECT failures, open_until FROM homing_target")
+    assert (target["failures"], target["open_until"]) == (0, None)
+
+
+async def test_what_is_due_is_found_behind_more_targets_than_one_look_takes_in(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_MOST_TARGETS", 3)
+    async with job_bench(database_url) as lane:
+        for n in range(10):
+            await lane.create(f"https://a{n}.example/", scheduled_for="2999-01-01T00:00:00.000Z")
+        (due,) = await lane.create("https://z.example/")
+        assert [claim.id for claim in await lane.claim()] == [due]
+
+
+async def test_a_requeued_job_waits_for_its_time(database_url: str) -> None:
+    async with job_bench(database_url) as lane:
+        (id,) = await lane.create("https://a.example/", scheduled_for="2999-01-01T00:00:00.000Z")
+        await lane.jobs.cancel([id])
+        assert await lane.jobs.requeue([id]) == [id]
+        assert await lane.claim() == []
+
+
+async def test_header_rows_of_others_cannot_say_what_is_ours_to_say(database_url: str) -> None:
+    async with HttpSink() as receiver, job_bench(database_url) as lane:
+        (id,) = await lane.create(receiver.url, headers={"X-Mine": "1"})
+        for name in ("Webhook-Id", "Authorization", "content-type", "X-FLOWCATALYST-SIGNATURE"):
+            await lane.sql(
+                "INSERT INTO dispatch_job_headers (dispatch_job_id, header_name, header_value) "
+                "VALUES (:id, :name, 'evil') RETURNING 1 AS one",
+                id=id, name=name,
+            )  # fmt: skip
+        await lane.run_until_idle()
+        (request,) = await receiver.received(1)
+    assert "evil" not in [value for _, value in request.headers]
+    assert request.header("x-mine") == "1"

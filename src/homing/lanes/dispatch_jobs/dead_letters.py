@@ -23,6 +23,8 @@ def make_dead_letters(
     """What turns a dead job into a letter, as the settings ask for; None when nobody is to be told."""
     if url is None:
         return None
+    if url.startswith(("sqs:", "amqp:", "amqps:", "kafka:")):
+        raise SettingsError("HOMING_JOBS_DEAD_LETTER_URL: queues are to come; name a webhook")
     if (refusal := url_refusal(url)) is not None:
         raise SettingsError(f"HOMING_JOBS_DEAD_LETTER_URL cannot be used: {refusal}")
     credentials = _credentials(credentials_id)

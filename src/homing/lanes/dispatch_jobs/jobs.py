@@ -103,7 +103,7 @@ class DispatchJobs(SqlStore[Job]):
         self._monotonic = monotonic
         #: Where the last look at targets ended; empty when it saw them all.
         self._seen_up_to = ""
-        #: Targets that failed of late: only of these is a success worth writing down.
+        #: Targets that failed, until a success was written down: only of these is one worth it.
         self._failing: set[str] = set()
         #: Targets whose breaker is open, as far as we were told.
         self._open: set[str] = set()
@@ -114,6 +114,13 @@ class DispatchJobs(SqlStore[Job]):
 
     async def claim(self, limit: int) -> list[Claim[Job]]:
         """What is due, fairly among the targets that may be asked."""
+        claims = await self._claim_among_some(limit)
+        # There may be more targets than one look takes in: until one has something, or all were seen.
+        while not claims and self._seen_up_to:
+            claims = await self._claim_among_some(limit)
+        return claims
+
+    async def _claim_among_some(self, limit: int) -> list[Claim[Job]]:
         standings: Sequence[Standing] = await self._standings()
         limited = {s.target for s in standings if s.limited}
         claims: list[Claim[Job]] = []
@@ -135,7 +142,7 @@ class DispatchJobs(SqlStore[Job]):
         standings += [
             Standing(target, due=False, in_flight=count, ours=count) for target, count in held.items()
         ]
-        self._failing = {s.target for s in standings if s.failures}
+        self._failing |= {s.target for s in standings if s.failures}
         self._targets.follow(standings)
         return standings
 
@@ -205,6 +212,8 @@ class DispatchJobs(SqlStore[Job]):
             # What is lost here is learnt again from the next attempt; the settlement itself stands.
             self._telemetry.log.warning("targets.unjudged", error=str(error))
         else:
+            self._failing |= {v["target"] for v in verdicts if v["failures"]}
+            self._failing -= {v["target"] for v in verdicts if v["succeeded"] and not v["failures"]}
             self._note_open({row["target"]: bool(row["open"]) for row in results["judge_targets"]})
 
     def _note_open(self, judged: Mapping[str, bool]) -> None:
@@ -317,7 +326,7 @@ class DispatchJobs(SqlStore[Job]):
 
     async def oldest_due(self) -> float:
         """For how many seconds the first that could be claimed has been due."""
-        rows = await self.run("oldest_due", after="", most=_MOST_TARGETS)
+        rows = await self.run("oldest_due", after="", most=100 * _MOST_TARGETS)
         return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────

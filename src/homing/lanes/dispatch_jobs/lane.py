@@ -22,6 +22,7 @@ from homing.engine.model import (
 )
 from homing.engine.policy import Backoff, Exponential, Fixed, Linear, Policy
 from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSecrets
+from homing.lanes.dispatch_jobs.headers import is_ours
 from homing.lanes.dispatch_jobs.job import Job, Report, read_headers
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.target import Targets
@@ -86,6 +87,7 @@ class DispatchJobsLane:
         lease_seconds: float,
         timeout_seconds: float,
         reject_4xx: bool = False,
+        header_prefix: str = "X-FLOWCATALYST-",
         clock: Callable[[], datetime] = now_to_the_millisecond,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
@@ -97,6 +99,7 @@ class DispatchJobsLane:
         self._strategies = strategies
         self._timeout_seconds = timeout_seconds
         self._reject_4xx = reject_4xx
+        self._header_prefix = header_prefix
         self._clock = clock
         self._monotonic = monotonic
 
@@ -122,6 +125,9 @@ class DispatchJobsLane:
             if isinstance(request, Failure):
                 return Retry(request, report=Report())
             result = await self._sender.send(request)
+            if result.error_code == "out_of_resources":
+                # What we lack says nothing of the target, and costs the job nothing.
+                return Retry(_failure(result), charged=False)
             seconds = result.seconds
             return self._conclude(job, result)
         finally:
@@ -132,7 +138,8 @@ class DispatchJobsLane:
         body = job.payload.encode()
         headers = [("Content-Type", job.payload_content_type)]
         if job.headers is not None:
-            headers += read_headers(job.headers)
+            given = read_headers(job.headers)
+            headers += [pair for pair in given if not is_ours(pair[0].lower(), self._header_prefix)]
         signed = await self.signed(text_of(claim.id), job.credentials_id, body)
         if isinstance(signed, Failure):
             return signed

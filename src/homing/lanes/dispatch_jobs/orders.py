@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from homing.db import iso
 from homing.errors import InvalidRequest, PayloadTooLarge
+from homing.lanes.dispatch_jobs.headers import is_ours
 from homing.lanes.dispatch_jobs.job import NewJob
 from homing.lanes.dispatch_jobs.mistakes import CONTROL, read
 from homing.lanes.dispatch_jobs.target import target_of
@@ -39,13 +40,6 @@ _MEDIA_TYPE = re.compile(rf'{_TOKEN}/{_TOKEN}(?:[ \t]*;[ \t]*{_TOKEN}=(?:{_TOKEN
 METADATA_KEY = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 #: What the connection, the signature or the job itself decides.
-_RESERVED = frozenset(
-    {
-        "accept-encoding", "authorization", "connection", "content-length", "content-type", "expect", "host",
-        "http2-settings", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "user-agent",
-    }
-)  # fmt: skip
-_RESERVED_PREFIXES = ("webhook-", "proxy-")
 _INSTEAD = {
     "authorization": "it comes from the credentials; name them as credentialsId",
     "content-type": "give it as payloadContentType",
@@ -271,7 +265,7 @@ def _check_header_name(field: str, name: str, prefix: str) -> None:
         raise InvalidRequest(
             f"{field}: is no name of a header; it has 1 to {_LONGEST_NAME} letters, digits and hyphens", field
         )
-    if lower in _RESERVED or lower.startswith((*_RESERVED_PREFIXES, prefix.lower())):
+    if is_ours(lower, prefix):
         instead = _INSTEAD.get(lower, "leave it out")
         raise InvalidRequest(f"{field}: is set by us and cannot be given; {instead}", field)
 

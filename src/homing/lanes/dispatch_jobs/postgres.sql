@@ -506,7 +506,7 @@ WITH chosen AS MATERIALIZED (
 UPDATE dispatch_job AS o
 SET status = 'PENDING',
     attempts_before = o.attempt_count,
-    next_attempt_at = now(),
+    next_attempt_at = greatest(o.scheduled_for, now()),
     expires_at = CASE WHEN o.expires_at <= now() THEN NULL ELSE o.expires_at END,
     completed_at = NULL,
     duration_millis = NULL,
@@ -525,7 +525,7 @@ RETURNING o.id
 SELECT o.*
 FROM dispatch_job AS o
 WHERE o.status = 'ERROR' AND NOT o.dead_letter_sent AND o.updated_at > now() - interval '1 day'
-ORDER BY o.id
+ORDER BY o.updated_at
 LIMIT :limit
 
 -- name: dead_letters_sent

@@ -406,7 +406,7 @@ RETURNING id
 UPDATE dispatch_job
 SET status = 'PENDING',
     attempts_before = attempt_count,
-    next_attempt_at = {now},
+    next_attempt_at = max(coalesce(scheduled_for, ''), {now}),
     expires_at = CASE WHEN expires_at <= {now} THEN NULL ELSE expires_at END,
     completed_at = NULL,
     duration_millis = NULL,
@@ -427,7 +427,7 @@ RETURNING id
 SELECT *
 FROM dispatch_job
 WHERE status = 'ERROR' AND NOT dead_letter_sent AND updated_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
-ORDER BY id
+ORDER BY updated_at
 LIMIT :limit
 
 -- name: dead_letters_sent

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.engine.model import Monotonic, Rand
+from homing.senders.egress import ascii_name
 
 _PORTS = {"http": 80, "https": 443}
 #: A target that takes longer than this is slow.
@@ -37,7 +38,7 @@ def target_of(url: str, credentials_id: int | None) -> str:
         port = parts.port or _PORTS[parts.scheme]
     except (ValueError, KeyError):
         return "invalid"
-    host = (parts.hostname or "").lower()
+    host = ascii_name(parts.hostname or "").removesuffix(".")
     if not host:
         return "invalid"
     place = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"

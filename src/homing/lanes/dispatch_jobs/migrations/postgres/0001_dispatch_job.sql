@@ -18,7 +18,7 @@ $$;
 -- A target is scheme, host, port and credentials; lanes/dispatch_jobs/target.py says the same in Python.
 CREATE FUNCTION homing_target_of(url text, credentials_id bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN part IS NULL THEN 'invalid'
-           ELSE lower(part[1]) || '://' || lower(part[2]) || ':'
+           ELSE lower(part[1]) || '://' || rtrim(lower(part[2]), '.') || ':'
                 || coalesce(part[3]::numeric::text, CASE lower(part[1]) WHEN 'http' THEN '80' ELSE '443' END)
                 || coalesce('#' || credentials_id, '') END
     FROM (SELECT regexp_match(url, '^(https?)://(\[[^]]*\]|[^/?#:]+)(?::(\d{1,5}))?(?:[/?#]|$)', 'i') AS part) AS parsed
@@ -110,7 +110,7 @@ CREATE UNIQUE INDEX homing_job_one_per_group ON dispatch_job (group_id)
 CREATE INDEX homing_job_credentials ON dispatch_job (credentials_id)
     WHERE credentials_id IS NOT NULL AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS');
 CREATE INDEX homing_job_dead ON dispatch_job (error_class, id) WHERE status = 'ERROR';
-CREATE INDEX homing_job_dead_letter ON dispatch_job (id) WHERE status = 'ERROR' AND NOT dead_letter_sent;
+CREATE INDEX homing_job_dead_letter ON dispatch_job (updated_at) WHERE status = 'ERROR' AND NOT dead_letter_sent;
 -- The URL may be longer than an index entry.
 CREATE UNIQUE INDEX homing_job_idempotency ON dispatch_job (idempotency_key, source, type, md5(target_url))
     WHERE idempotency_key IS NOT NULL;

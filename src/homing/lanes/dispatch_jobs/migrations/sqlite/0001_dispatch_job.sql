@@ -1,7 +1,8 @@
--- As on PostgreSQL. An id that is left out is the next after the largest, so it stays sorted by time;
+-- As on PostgreSQL. An id that is left out is the next after the largest there ever was, so it stays sorted by
+-- time and none is used twice;
 -- times are ISO text in UTC with milliseconds and Z.
 CREATE TABLE dispatch_job (
-    id                   INTEGER PRIMARY KEY,
+    id                   INTEGER PRIMARY KEY AUTOINCREMENT,
     external_id          TEXT CHECK (length(external_id) <= 32),
     created_at           TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
     updated_at           TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
@@ -52,6 +53,9 @@ CREATE TABLE dispatch_job (
     defer_count          INTEGER NOT NULL DEFAULT 0
 );
 
+INSERT INTO sqlite_sequence (name, seq)
+VALUES ('dispatch_job', CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22);
+
 CREATE INDEX idx_dispatch_external_id ON dispatch_job (external_id, created_at, id) WHERE external_id IS NOT NULL;
 CREATE INDEX idx_dispatch_status ON dispatch_job (status, created_at, id);
 CREATE INDEX idx_dispatch_source ON dispatch_job (source, created_at, id);
@@ -74,7 +78,7 @@ CREATE UNIQUE INDEX homing_job_one_per_group ON dispatch_job (group_id)
 CREATE INDEX homing_job_credentials ON dispatch_job (credentials_id)
     WHERE credentials_id IS NOT NULL AND status IN ('PENDING', 'FAILED', 'IN_PROGRESS');
 CREATE INDEX homing_job_dead ON dispatch_job (error_class, id) WHERE status = 'ERROR';
-CREATE INDEX homing_job_dead_letter ON dispatch_job (id) WHERE status = 'ERROR' AND NOT dead_letter_sent;
+CREATE INDEX homing_job_dead_letter ON dispatch_job (updated_at) WHERE status = 'ERROR' AND NOT dead_letter_sent;
 CREATE UNIQUE INDEX homing_job_idempotency ON dispatch_job (idempotency_key, source, type, target_url)
     WHERE idempotency_key IS NOT NULL;
 
@@ -94,9 +98,9 @@ BEGIN
             )
             SELECT CASE WHEN scheme NOT IN ('http', 'https') OR host = '' THEN 'invalid'
                    WHEN host LIKE '[%]' OR (host NOT LIKE '[%' AND instr(host, ':') = 0)
-                   THEN scheme || '://' || host || CASE scheme WHEN 'http' THEN ':80' ELSE ':443' END
+                   THEN scheme || '://' || rtrim(host, '.') || CASE scheme WHEN 'http' THEN ':80' ELSE ':443' END
                         || CASE WHEN NEW.credentials_id IS NULL THEN '' ELSE '#' || NEW.credentials_id END
-                   ELSE scheme || '://' || substr(host, 1, port) || CAST(substr(host, port + 1) AS INTEGER)
+                   ELSE scheme || '://' || rtrim(substr(host, 1, port - 1), '.') || ':' || CAST(substr(host, port + 1) AS INTEGER)
                         || CASE WHEN NEW.credentials_id IS NULL THEN '' ELSE '#' || NEW.credentials_id END END
             FROM place),
         scheduled_for = strftime('%Y-%m-%dT%H:%M:%fZ', NEW.scheduled_for),
