@@ -27,6 +27,8 @@ _QUICK = 1.0
 LONGEST_TURN = 1.0
 #: Jobs are claimed this many seconds before a quick target can take them.
 _MOMENT = 0.25
+#: A claim takes at most this part of the slots for targets that are known to be slow.
+_SLOW_AT_ONCE = 50
 #: Seconds for which what a target said to us counts, also where the table does not know it yet.
 _AHEAD_OF_THE_TABLE = 3.0
 
@@ -238,7 +240,9 @@ class Targets:
                 wishes[pace].append(_wish(standing, room))
         for_slow = min(free, max(0, self._slots // 2 - held))
         shares = fill(for_slow, wishes["unknown"], self._rand)
-        shares |= fill(for_slow - sum(shares.values()), wishes["slow"], self._rand)
+        # A few at a time: when many slow ones time out together, the next are not to crowd out the quick.
+        some = min(for_slow - sum(shares.values()), max(1, self._slots // _SLOW_AT_ONCE))
+        shares |= fill(some, wishes["slow"], self._rand)
         return shares | fill(free - sum(shares.values()), wishes["quick"], self._rand)
 
     def _pace(self, target: str) -> Pace:
