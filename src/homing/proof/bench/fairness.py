@@ -40,8 +40,6 @@ Step = Callable[[str], None]
 HEALTHY, SLOW = "healthy", "slow"
 #: Variants: over how many seconds the jobs become due.
 ARRIVALS = {"all at once": 0.0, "over 5 s": 5.0}
-#: The other one is shown beside it: there the waits are some hundredths of a second, and a ratio says little.
-PROMISED = next(iter(ARRIVALS))
 
 _KEY = base64.b64encode(bytes(32)).decode()
 _DEADLINE = 3.0
@@ -124,9 +122,7 @@ async def fairness(
                 found = await _one_run(plan, url, kinds, ARRIVALS[arrival])
             waits.setdefault((arrival, kinds[-1]), []).append(found)
     lines = tuple(_line(a, waits[a, HEALTHY], waits[a, SLOW]) for a in ARRIVALS)
-    return FairnessTable(
-        plan.jobs, plan.targets, lines, tuple(_budget(line) for line in lines if line.arrival == PROMISED)
-    )
+    return FairnessTable(plan.jobs, plan.targets, lines, tuple(_budget(line) for line in lines))
 
 
 def _schedule(rounds: int) -> Iterator[tuple[int, str, tuple[str, ...]]]:
