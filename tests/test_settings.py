@@ -142,3 +142,15 @@ def test_config_default_toml_is_the_code() -> None:
         assert environment_name(field) in text
         assert values.get(field) == info.default
         assert re.search(rf"^#? ?{field} = ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"jobs_breaker_seconds": 500, "jobs_breaker_max_seconds": 3}, "HOMING_JOBS_BREAKER_MAX_SECONDS=3"),
+        ({"jobs_header_prefix": "Webhook"}, "clashes with Standard Webhooks"),
+    ],
+)
+def test_settings_of_webhooks_that_cannot_work_together(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        load_settings(flags, environ={})

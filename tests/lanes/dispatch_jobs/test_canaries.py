@@ -13,17 +13,19 @@ from tests.jobs import JobBench, job_bench
 
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 
-BEARER = "canary-bearer-5f1d"
+BEARER = "canary-bearer/5f1d"
 SECRET = "canary-secret-0123456789-c0ffee"
 NEW_SECRET = "canary-rotated-0123456789-beef"
 CUSTOM = "canary-custom-header-77aa"
-CANARIES = (BEARER, SECRET, NEW_SECRET)
+CANARIES = (BEARER, BEARER.replace("/", r"\/"), SECRET, NEW_SECRET)
 ADMIN = "/api/admin/dispatch/credentials"
 
 
 def echo(request: SinkRequest) -> Answer:
     """A receiver that says back everything it was told, in headers and body, and fails."""
     said = " ".join(f"{name}={value}" for name, value in request.headers)
+    # As PHP's json_encode writes it, too.
+    said += said.replace("/", r"\/")
     return Answer(
         status=500,
         headers=(("X-Echo", request.header("authorization") or "none"), ("Set-Cookie", f"s={BEARER}")),

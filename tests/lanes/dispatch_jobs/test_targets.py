@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.jobs import JobBench, eventually, job, job_bench, job_benches
@@ -14,6 +16,8 @@ from homing.db import instant, iso
 from homing.engine.model import Claim, Complete, Failure, RetryIn, Settlement
 from homing.lanes.dispatch_jobs import jobs as jobs_module
 from homing.lanes.dispatch_jobs.job import Job, Report
+from homing.lanes.dispatch_jobs.target import target_of
+from homing.lanes.dispatch_jobs.tsid import time_of
 from homing.lanes.dispatch_jobs.view import waiting_for
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 
@@ -461,3 +465,40 @@ async def test_header_rows_of_others_cannot_say_what_is_ours_to_say(database_url
         (request,) = await receiver.received(1)
     assert "evil" not in [value for _, value in request.headers]
     assert request.header("x-mine") == "1"
+
+
+@pytest.mark.parametrize(
+    "notation", ["http://localhost.:9000/x", "http://LOCALHOST:9000/y", "http://\uff4cocalhost:9000/"]
+)
+def test_other_notations_of_a_host_are_the_same_target(notation: str) -> None:
+    assert target_of(notation, 7) == target_of("http://localhost:9000/", 7)
+
+
+async def test_what_we_lack_ourselves_costs_a_job_nothing(database_url: str) -> None:
+    """The fault of a machine that has no file left, which a healthy one cannot show on demand."""
+    async with job_bench(database_url, jobs_breaker_failures=1) as lane:
+
+        def no_more_files(*_: Any) -> Any:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        lane.homing.egress.open_socket = no_more_files  # type: ignore[method-assign]  # the fault
+        (id,) = await lane.create("http://127.0.0.1:9/", max_retries=1)
+        await lane.run_batch()
+        row = await lane.row(id)
+        assert (row["status"], row["attempt_count"], row["error_class"]) == ("PENDING", 0, "out_of_resources")
+        assert await lane.attempts(id) == []
+        assert await lane.sql("SELECT target FROM homing_target") == []
+
+
+async def test_an_id_that_was_deleted_is_not_given_out_again(sqlite_url: str) -> None:
+    """Receivers drop what they have seen by its id."""
+    insert = (
+        "INSERT INTO dispatch_job (source, type, target_url, payload) "
+        "VALUES ('s', 't', 'https://a.example/', '{}') RETURNING id"
+    )
+    async with job_bench(sqlite_url) as lane:
+        (first,) = await lane.sql(insert)
+        await lane.sql("DELETE FROM dispatch_job RETURNING id")
+        (second,) = await lane.sql(insert)
+    assert second["id"] > first["id"]
+    assert abs((time_of(first["id"]) - datetime.now(UTC)).total_seconds()) < 60
