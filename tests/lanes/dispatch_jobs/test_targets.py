@@ -426,7 +426,7 @@ async def test_a_success_that_takes_longer_than_a_poll_closes_the_breaker(databa
             await receiver.received(2)
 
             async def done() -> bool:
-                return (await lane.row(id))["status"] == "COMPLETED"
+                return await lane.states([id]) == ["COMPLETED"]
 
             await eventually(done)
         (target,) = await lane.sql("SELECT failures, open_until FROM homing_target")
@@ -474,14 +474,16 @@ def test_other_notations_of_a_host_are_the_same_target(notation: str) -> None:
     assert target_of(notation, 7) == target_of("http://localhost:9000/", 7)
 
 
-async def test_what_we_lack_ourselves_costs_a_job_nothing(database_url: str) -> None:
+async def test_what_we_lack_ourselves_costs_a_job_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fault of a machine that has no file left, which a healthy one cannot show on demand."""
     async with job_bench(database_url, jobs_breaker_failures=1) as lane:
 
         def no_more_files(*_: Any) -> Any:
             raise OSError(errno.EMFILE, "too many open files")
 
-        lane.homing.egress.open_socket = no_more_files  # type: ignore[method-assign]  # the fault
+        monkeypatch.setattr(lane.homing.egress, "open_socket", no_more_files)
         (id,) = await lane.create("http://127.0.0.1:9/", max_retries=1)
         await lane.run_batch()
         row = await lane.row(id)
