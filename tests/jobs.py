@@ -79,7 +79,9 @@ class JobBench:
 
     async def run_batch(self, limit: int = 100) -> dict[int, Settlement | None]:
         """Claim what is due and wait for its end."""
-        return await self.deliverer.settled(await self.deliverer.run_batch(limit))
+        settled = await self.deliverer.settled(await self.deliverer.run_batch(limit))
+        await self.jobs.judged()
+        return settled
 
     async def claim(self, limit: int = 100) -> list[Claim[Job]]:
         return await self.jobs.claim(limit)
@@ -121,6 +123,7 @@ class JobBench:
             gate.closed_until = gate.heard_until = 0.0
 
     async def target(self, name: str) -> dict[str, Any]:
+        await self.jobs.judged()
         (row,) = await self.jobs.run("target", target=name)
         return dict(row)
 

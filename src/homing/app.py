@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from ipaddress import ip_network
 from pathlib import Path
@@ -48,6 +49,8 @@ LANES = ("mail_outbox", "dispatch_jobs")
 
 #: Attempts under way per connection: one that is sent, one whose envelope goes along, two being composed.
 _ATTEMPTS_PER_CONNECTION = 4
+#: Seconds that a stop waits until what attempts said of targets is written.
+_LAST_VERDICTS = 2.0
 _LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
@@ -216,6 +219,9 @@ class Homing:
     async def close(self) -> None:
         await self.sender.close()
         await self.webhook_sender.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_VERDICTS):
+                await self.jobs.judged()
         await self.database.close()
 
 

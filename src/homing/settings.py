@@ -109,7 +109,7 @@ class Settings(BaseModel):
     jobs_lease_seconds: float = Field(
         60.0, ge=1.0, le=3600.0, description="A job whose worker died is due again after this time."
     )
-    jobs_batch: int = Field(1000, ge=2, le=10000, description="Jobs that one process holds claimed at once.")
+    jobs_batch: int = Field(2000, ge=2, le=10000, description="Jobs that one process holds claimed at once.")
     jobs_connections_per_target: int = Field(
         100, ge=1, le=10000, description="Webhooks that one process sends to one target at once."
     )

@@ -234,6 +234,7 @@ class JobsMachine(RuleBasedStateMachine):
         batch = dict(zip(self._pick_claims(picks), kinds, strict=False))
         owned = {key: settlement for key, settlement in batch.items() if self._owns(self.claims[key])}
         settled = self.opened.run(self.jobs.settle([(self.claims[key], batch[key]) for key in batch]))
+        self.opened.run(self.jobs.judged())
         assert settled == {self.claims[key].id for key in owned}
         for key, settlement in owned.items():
             self._write(self.rows[self.claims[key].id], settlement)

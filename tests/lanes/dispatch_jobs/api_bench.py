@@ -104,6 +104,7 @@ class ApiBench:
     async def settle(self, claims: list[Claim[Job]], settlement: Settlement) -> None:
         settled = await self.jobs.settle([(claim, settlement) for claim in claims])
         assert settled == {claim.id for claim in claims}
+        await self.jobs.judged()
 
     async def complete_all(self) -> None:
         await self.settle(await self.claim(), DELIVERED)

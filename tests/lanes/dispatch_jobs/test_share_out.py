@@ -121,7 +121,7 @@ def test_shares_keep_to_what_is_free_to_limits_and_to_the_half_of_the_slow(
         assert target not in closed
         if standing.most_in_flight is not None:
             assert standing.in_flight + share <= standing.most_in_flight
-        most = connections if target in slow else max(connections, slots // 2)
+        most = connections if target in slow else max(connections, slots)
         assert standing.ours + share <= most, "what can be sent at once, or what will be soon"
     held = sum(s.ours for s in found if s.target in slow)
     assert held + sum(shares.get(target, 0) for target in slow) <= max(held, slots // 2)
@@ -140,7 +140,7 @@ def test_the_quick_always_find_the_other_half(slots: int, connections: int, slow
     held = [replace(s, ours=half // slow_ones + (n < half % slow_ones)) for n, s in enumerate(crowd)]
     quick = Standing("quick", due=True, in_flight=0, ours=0)
     shares = targets.share_out(slots - half, [*held, quick])
-    assert shares == {"quick": min(slots - half, max(connections, slots // 2))}
+    assert shares == {"quick": slots - half}
 
 
 async def entered(gate: Gate, loop: VirtualLoop) -> int:

@@ -46,6 +46,7 @@ async def attempted(store: JobBench, settlement: Settlement, count: int) -> None
     claims = await store.claim(count)
     assert len(claims) == count
     assert len(await store.jobs.settle([(claim, settlement) for claim in claims])) == count
+    await store.jobs.judged()
 
 
 async def open_for(store: JobBench) -> float:
@@ -84,6 +85,7 @@ async def test_a_success_in_between_starts_the_count_again(stores: list[JobBench
     claims = await stores[0].claim(8)
     mixed: list[Settlement] = [FAILED, SUCCEEDED, FAILED, FAILED, FAILED, FAILED, FAILED, FAILED]
     await stores[0].jobs.settle(list(zip(claims, mixed, strict=True)))
+    await stores[0].jobs.judged()
     assert (await stores[0].target(TARGET))["failures"] == 6, "those after the success"
     assert await open_for(stores[0]) > 0
 
@@ -93,6 +95,7 @@ async def test_the_opening_is_told_once(stores: list[JobBench]) -> None:
     claims = await stores[0].claim(12)
     for first in range(0, 12, 3):
         await stores[0].jobs.settle([(claim, FAILED) for claim in claims[first : first + 3]])
+        await stores[0].jobs.judged()
     assert [line["target"] for line in stores[0].log.all("breaker.opened")] == [TARGET]
 
 
@@ -123,6 +126,7 @@ async def test_half_open_it_is_probed_by_one_at_a_time(stores: list[JobBench]) -
     owner = (await stores[0].row(probe.id))["locked_by"]
     (prober,) = [store for store in stores if store.jobs._parameters["owner"] == owner]
     await prober.jobs.settle([(probe, SUCCEEDED)])
+    await prober.jobs.judged()
     row = await stores[0].target(TARGET)
     assert (row["failures"], row["open_until"], row["cooldown"]) == (0, None, 0)
     assert len(await claim_at_once(stores)) == 19, "closed again"
@@ -146,8 +150,10 @@ async def test_attempts_that_were_under_way_do_not_prolong_an_open_breaker(store
     await stores[0].create(URL, 20)
     claims = await stores[0].claim(20)
     await stores[0].jobs.settle([(claim, FAILED) for claim in claims[:6]])
+    await stores[0].jobs.judged()
     before = (await stores[0].target(TARGET))["open_until"]
     await stores[0].jobs.settle([(claim, FAILED) for claim in claims[6:]])
+    await stores[0].jobs.judged()
     assert (await stores[0].target(TARGET))["open_until"] == before
 
 
@@ -196,6 +202,7 @@ async def working(benches: Sequence[JobBench]) -> AsyncIterator[None]:
         await asyncio.gather(*running)
         for bench in benches:
             await bench.deliverer.drain(5)
+            await bench.jobs.judged()
 
 
 class Counting:
@@ -222,6 +229,7 @@ async def test_concurrent_claims_of_four_stores_keep_to_the_limit(stores: list[J
     claims = await claim_at_once(stores)
     assert len(claims) == 7
     await stores[0].jobs.settle([(claim, SUCCEEDED) for claim in claims[:3]])
+    await stores[0].jobs.judged()
     assert len(await claim_at_once(stores)) == 3
     await limit(stores[1], TARGET, 2)
     assert await claim_at_once(stores) == [], "lowered: what is under way ends first"

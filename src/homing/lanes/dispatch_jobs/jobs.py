@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
+from homing.engine.coalesce import Coalescer
 from homing.engine.model import Bury, Claim, Complete, Discard, Monotonic, RetryIn, Settlement
 from homing.errors import DatabaseError
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
@@ -46,6 +47,15 @@ class Ordered(Struct, frozen=True):
     id: int
     status: str
     created_at: datetime | str
+
+
+class Verdict(Struct, frozen=True):
+    """What an attempt said of its target."""
+
+    target: str
+    failed: bool | None
+    pause: float
+    error: str | None
 
 
 class Holdings:
@@ -107,6 +117,10 @@ class DispatchJobs(SqlStore[Job]):
         self._failing: set[str] = set()
         #: Targets whose breaker is open, as far as we were told.
         self._open: set[str] = set()
+        # On their own: jobs that go well do not wait for what is to be said of targets that do not.
+        self._verdicts: Coalescer[Verdict] = Coalescer(self._judge)
+        #: Returns when all is written that attempts said of targets.
+        self.judged = self._verdicts.drained
         self._chores_at = 0.0
         self._cursors: dict[str, Any] = {}
 
@@ -124,8 +138,8 @@ class DispatchJobs(SqlStore[Job]):
         standings: Sequence[Standing] = await self._standings()
         limited = {s.target for s in standings if s.limited}
         claims: list[Claim[Job]] = []
-        for _ in range(_PASSES):
-            shares = self._targets.share_out(limit - len(claims), standings)
+        for number in range(_PASSES):
+            shares = self._targets.share_out(limit - len(claims), standings, again=number > 0)
             if not shares:
                 break
             claimed = await self._claim(shares, locked=not limited.isdisjoint(shares))
@@ -171,7 +185,7 @@ class DispatchJobs(SqlStore[Job]):
         groups = {c.item.ordered_group for c, s in batch if not isinstance(s, RetryIn)} - {None}
         rows = await self._change("settle", groups, batch=_encode(columns).decode())
         self._holdings.drop(claim for claim, _ in batch)
-        await self._judge(batch)
+        self._note_targets(batch)
         settled = {row["id"] for row in rows}
         for claim, settlement in batch:
             if claim.id in settled:
@@ -198,22 +212,29 @@ class DispatchJobs(SqlStore[Job]):
             self.database.announce(CHANNEL)
         return results[query]
 
-    async def _judge(self, batch: Sequence[tuple[Claim[Job], Settlement]]) -> None:
-        verdicts = [
-            v for v in _verdicts(batch) if v["failures"] or v["pause"] or v["target"] in self._failing
-        ]
-        if not verdicts:
-            return
+    def _note_targets(self, batch: Sequence[tuple[Claim[Job], Settlement]]) -> None:
+        """What is worth writing down of targets: failures and pauses, and a success after a failure."""
+        for claim, settlement in batch:
+            report: Report | None = getattr(settlement, "report", None)
+            if report is None:
+                continue
+            target = claim.item.target
+            if report.target_failed:
+                self._failing.add(target)
+            if report.pause or (report.target_failed is not None and target in self._failing):
+                self._verdicts.put(Verdict(target, report.target_failed, report.pause, _words(settlement)))
+
+    async def _judge(self, verdicts: Sequence[Verdict]) -> None:
+        sums = _sums(verdicts)
         try:
             results = await self.run_together(
-                ["note_targets", "judge_targets"], verdicts=_encode(verdicts).decode()
+                ["note_targets", "judge_targets"], verdicts=_encode(sums).decode()
             )
         except DatabaseError as error:
             # What is lost here is learnt again from the next attempt; the settlement itself stands.
             self._telemetry.log.warning("targets.unjudged", error=str(error))
         else:
-            self._failing |= {v["target"] for v in verdicts if v["failures"]}
-            self._failing -= {v["target"] for v in verdicts if v["succeeded"] and not v["failures"]}
+            self._failing -= {s["target"] for s in sums if s["succeeded"] and not s["failures"]}
             self._note_open({row["target"]: bool(row["open"]) for row in results["judge_targets"]})
 
     def _note_open(self, judged: Mapping[str, bool]) -> None:
@@ -417,29 +438,23 @@ def _attempt(status: str, report: Report | None) -> dict[str, Any]:
     }
 
 
-def _verdicts(batch: Sequence[tuple[Claim[Job], Settlement]]) -> list[dict[str, Any]]:
-    """What attempts said of their targets, in the order in which they ended."""
+def _sums(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
+    """By target: failures since its last success, and the longest pause."""
     found: dict[str, dict[str, Any]] = {}
-    for claim, settlement in batch:
-        report: Report | None = getattr(settlement, "report", None)
-        if report is None or (report.target_failed is None and not report.pause):
-            continue
-        verdict = found.setdefault(
-            claim.item.target,
-            {"target": claim.item.target, "succeeded": False, "failures": 0, "pause": 0.0, "error": None},
-        )
-        _add(verdict, report, settlement)
-    return sorted(found.values(), key=lambda verdict: str(verdict["target"]))
+    for verdict in verdicts:
+        empty = {"target": verdict.target, "succeeded": False, "failures": 0, "pause": 0.0, "error": None}
+        _add(found.setdefault(verdict.target, empty), verdict)
+    return sorted(found.values(), key=lambda one: str(one["target"]))
 
 
-def _add(verdict: dict[str, Any], report: Report, settlement: Settlement) -> None:
-    if report.target_failed:
-        verdict["failures"] += 1
-        verdict["error"] = _words(settlement)
-    elif report.target_failed is False:
-        verdict.update(succeeded=True, failures=0)
-    if report.pause > verdict["pause"]:
-        verdict.update(pause=report.pause, error=_words(settlement))
+def _add(one: dict[str, Any], verdict: Verdict) -> None:
+    if verdict.failed:
+        one["failures"] += 1
+        one["error"] = verdict.error
+    elif verdict.failed is False:
+        one.update(succeeded=True, failures=0)
+    if verdict.pause > one["pause"]:
+        one.update(pause=verdict.pause, error=verdict.error)
 
 
 def _words(settlement: Settlement) -> str | None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.engine.model import Monotonic, Rand
+from homing.engine.token_bucket import TokenBucket
 from homing.senders.egress import ascii_name
 
 _PORTS = {"http": 80, "https": 443}
@@ -27,8 +28,9 @@ _QUICK = 1.0
 LONGEST_TURN = 1.0
 #: Jobs are claimed this many seconds before a quick target can take them.
 _MOMENT = 0.25
-#: A claim takes at most this part of the slots for targets that are known to be slow.
-_SLOW_AT_ONCE = 50
+#: A claim takes at most this part of the slots for targets that are known to be slow; and when quick ones are
+#: due as well, this part in a second: many slow ones that time out together are not to crowd them out.
+_SLOW_AT_ONCE, _SLOW_PER_SECOND = 1 / 50, 1 / 8
 #: Seconds for which what a target said to us counts, also where the table does not know it yet.
 _AHEAD_OF_THE_TABLE = 3.0
 
@@ -183,6 +185,8 @@ class Targets:
         self._monotonic = monotonic
         self._rand = rand
         self._gates: dict[str, Gate] = {}
+        self._slow_at_once = max(1, int(slots * _SLOW_AT_ONCE))
+        self._slow = TokenBucket(slots * _SLOW_PER_SECOND, self._slow_at_once, monotonic)
         self.forget_above = 10_000
 
     def gate(self, target: str) -> Gate:
@@ -219,16 +223,31 @@ class Targets:
         gate = self._gates.get(target)
         return max(0.0, gate.closed_until - self._monotonic()) if gate is not None else 0.0
 
-    def share_out(self, free: int, standings: Sequence[Standing]) -> dict[str, int]:
+    def share_out(self, free: int, standings: Sequence[Standing], *, again: bool = False) -> dict[str, int]:
         """How many jobs to claim of which target.
 
         Whoever holds fewest gets first. A target that is slow, or that nobody knows yet, gets at most what
         can be sent at once, and all of them together half of the slots: the other half is there for those
         who answer, whatever the slow ones do. The unknown go before the slow, since they may be quick; the
-        more they are the less each gets, and no more before it has answered.
+        more they are the less each gets, and no more before it has answered. What is left over after a
+        first claim, and shared out `again`, is for the quick.
         """
         paces = {standing.target: self._pace(standing.target) for standing in standings}
-        held = sum(s.ours for s in standings if paces[s.target] != "quick")
+        wishes = self._wishes(standings, paces)
+        shares: dict[str, int] = {}
+        if not again:
+            held = sum(s.ours for s in standings if paces[s.target] != "quick")
+            shares = self._share_among_others(min(free, max(0, self._slots // 2 - held)), wishes)
+        return shares | fill(free - sum(shares.values()), wishes["quick"], self._rand)
+
+    def _share_among_others(self, free: int, wishes: Mapping[Pace, Sequence[Wish]]) -> dict[str, int]:
+        shares = fill(free, wishes["unknown"], self._rand)
+        some = max(0, int(self._slow.level())) if wishes["quick"] else self._slow_at_once
+        slow = fill(min(some, free - sum(shares.values())), wishes["slow"], self._rand)
+        self._slow.spend(sum(slow.values()))
+        return shares | slow
+
+    def _wishes(self, standings: Sequence[Standing], paces: Mapping[str, Pace]) -> dict[Pace, list[Wish]]:
         unknown = sum(pace in {"unknown", "asked"} for pace in paces.values())
         most: dict[Pace, int] = {"slow": self._connections, "asked": 0}
         most["unknown"] = min(self._connections, max(1, self._slots // 4 // max(1, unknown)))
@@ -238,12 +257,7 @@ class Targets:
                 pace = paces[standing.target]
                 room = self._ahead(standing.target) if pace == "quick" else most[pace]
                 wishes[pace].append(_wish(standing, room))
-        for_slow = min(free, max(0, self._slots // 2 - held))
-        shares = fill(for_slow, wishes["unknown"], self._rand)
-        # A few at a time: when many slow ones time out together, the next are not to crowd out the quick.
-        some = min(for_slow - sum(shares.values()), max(1, self._slots // _SLOW_AT_ONCE))
-        shares |= fill(some, wishes["slow"], self._rand)
-        return shares | fill(free - sum(shares.values()), wishes["quick"], self._rand)
+        return wishes
 
     def _pace(self, target: str) -> Pace:
         gate = self._gates.get(target)
@@ -255,7 +269,7 @@ class Targets:
         """As many as it will have answered in a moment, so that the next are at hand when those have gone."""
         seconds = max(self.gate(target).seconds or 0.0, 0.001)
         soon = int(self._connections * _MOMENT / seconds)
-        return max(self._connections, min(soon, self._slots // 2))
+        return max(self._connections, min(soon, self._slots))
 
 
 class Wish(Struct, frozen=True, gc=False):

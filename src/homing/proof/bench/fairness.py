@@ -59,7 +59,7 @@ class FairnessPlan(Struct, frozen=True):
     targets: int = 200
     jobs_per_target: int = 25
     #: Jobs that the worker holds at once, as by default.
-    slots: int = 1000
+    slots: int = 2000
 
     @property
     def jobs(self) -> int:
