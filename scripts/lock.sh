@@ -23,8 +23,8 @@ compile_lock() {
 }
 
 # The smaller lock follows the larger one, so that both hold the same versions.
-compile_lock "$@" --group dev --output-file requirements-dev.lock
-compile_lock "$@" --constraint requirements-dev.lock --output-file requirements.lock
+compile_lock "$@" --all-extras --group dev --output-file requirements-dev.lock
+compile_lock "$@" --all-extras --constraint requirements-dev.lock --output-file requirements.lock
 
 if grep -nE '://|file:|^-' requirements.lock requirements-dev.lock; then
     echo "a lock names a place of this machine" >&2

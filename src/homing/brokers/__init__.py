@@ -1,0 +1,1 @@
+"""Brokers: where messages wait that say which row is due."""
