@@ -13,10 +13,14 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from homing.testing.components.mongodb import MongoDb, MongoDbServer, shared_mongodb, start_mongodb
 from homing.testing.components.obtain import Missing
 from homing.testing.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
 from homing.testing.components.processes import hold, make_home, wait_until
+from homing.testing.components.rabbitmq import RabbitMqServer, start_rabbitmq
+from homing.testing.components.shared import shared_url
 from homing.testing.components.smtp import SmtpSink, find_smtp_sink
+from homing.testing.components.sqs import start_sqs
 
 Component = TypeVar("Component")
 
@@ -104,15 +108,65 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
+def mongodb_server(pytestconfig: pytest.Config) -> MongoDb:
+    """The server that all tests of the run share. It lies in memory; do not restart it."""
+    return require(shared_mongodb(pytestconfig.stash[RUN_DIRECTORY]))
+
+
+@pytest.fixture
+def private_mongodb() -> Iterator[MongoDbServer]:
+    """A durable server for one test, which may stop, crash and restart it."""
+    with require(start_mongodb()) as server:
+        yield server
+
+
+@pytest.fixture
+def mongodb_url(mongodb_server: MongoDb) -> Iterator[str]:
+    """A database that is not there yet, gone after the test."""
+    url = mongodb_server.create_database()
+    yield url
+    mongodb_server.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mongodb"])
+def jobs_database_url(request: pytest.FixtureRequest) -> str:
+    """Where jobs may be: the test runs on an empty database of each kind."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture(scope="session")
 def postfix_sink() -> Iterator[SmtpSink]:
     """Postfix's `smtp-sink`, which accepts every mail and keeps none."""
     with SmtpSink(require(find_smtp_sink())) as sink:
         yield sink
 
 
+@pytest.fixture(scope="session")
+def rabbitmq_url(pytestconfig: pytest.Config) -> str:
+    """The broker that all tests of the run share: queues of one's own names, and no restarts."""
+    return require(shared_url(pytestconfig.stash[RUN_DIRECTORY], "rabbitmq", start_rabbitmq))
+
+
+@pytest.fixture(scope="module")
+def private_rabbitmq() -> Iterator[RabbitMqServer]:
+    """A broker for the tests of one file, which may stop, kill and restart it."""
+    with require(start_rabbitmq()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sqs_url(pytestconfig: pytest.Config) -> str:
+    """The SQS that all tests of the run share: queues of one's own names."""
+    return require(shared_url(pytestconfig.stash[RUN_DIRECTORY], "sqs", start_sqs))
+
+
 # --- which tests run ---------------------------------------------------------------------------
 
-SERVER_FIXTURES = frozenset({"postgres_server", "private_postgres", "postfix_sink"})
+SERVER_FIXTURES = frozenset(
+    {"postgres_server", "private_postgres", "postfix_sink", "rabbitmq_url", "private_rabbitmq", "sqs_url"}
+) | {"mongodb_server", "private_mongodb"}
+SERVER_PARAMETERS = frozenset({"postgres", "rabbitmq", "sqs", "mongodb"})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,9 +184,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def needs_server(item: pytest.Item) -> bool:
-    """By its fixtures, or by a parameter that names PostgreSQL."""
+    """By its fixtures, or by a parameter that names a server."""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return "postgres" in parameters or not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    named = any(isinstance(value, str) and value in SERVER_PARAMETERS for value in parameters)
+    return named or not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)

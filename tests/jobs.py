@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from tests.outbox import LogLines
+from tests.tables import Tables
 
 from homing.app import Homing
-from homing.db.queries import parse_queries
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Settlement
-from homing.errors import Conflict
-from homing.lanes.dispatch_jobs.job import Job, NewJob
+from homing.lanes.dispatch_jobs.job import OPEN, Job, NewJob
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs, Ordered
 from homing.lanes.dispatch_jobs.lane import DispatchJobsLane
 from homing.lanes.dispatch_jobs.target import target_of
@@ -50,14 +50,13 @@ class JobBench:
     def deliverer(self) -> Deliverer:
         return self.homing.webhooks.deliverer
 
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.homing.jobs_database)
+
     async def sql(self, statement: str, **parameters: Any) -> list[dict[str, Any]]:
         """Run plain SQL with `:name` parameters, outside of everything Homing knows."""
-        query = next(parse_queries(f"-- name: plain\n{statement}", self.homing.database.dialect))
-        query = msgspec.structs.replace(query, writes=not statement.lstrip().upper().startswith("SELECT"))
-        while True:
-            # It knows no order of rows, so it may meet a worker's statement in a deadlock, and goes again.
-            with suppress(Conflict):
-                return [dict(row) for row in await self.homing.database.fetch(query, parameters)]
+        return await self.tables.sql(statement, **parameters)
 
     async def create(self, url: str, count: int = 1, **columns: Any) -> list[int]:
         """Jobs as the API would store them."""
@@ -88,34 +87,26 @@ class JobBench:
 
     async def make_due(self) -> None:
         """What waits for its next attempt need not be waited for."""
-        now = (
-            "now()" if self.homing.database.dialect == "postgres" else "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
-        )
-        await self.sql(
-            f"UPDATE dispatch_job SET next_attempt_at = {now} WHERE status IN ('PENDING', 'FAILED')"
-        )
+        now = await self.tables.now()
+        for status in OPEN:
+            await self.tables.change("dispatch_job", {"next_attempt_at": now}, status=status)
 
     async def change(self, id: int, **columns: Any) -> None:
         """As somebody with a database console would."""
-        sets = ", ".join(f"{name} = :{name}" for name in columns)
-        await self.sql(f"UPDATE dispatch_job SET {sets} WHERE id = :id RETURNING id", id=id, **columns)
+        await self.tables.change("dispatch_job", columns, id=id)
 
     async def pass_time(self, seconds: float, *, only: int | None = None) -> None:
         """Let time pass for all rows, or one job: whatever they wait for is that much nearer."""
-        shifted = (
-            "{0} - make_interval(secs => :s)"
-            if self.homing.database.dialect == "postgres"
-            else "strftime('%Y-%m-%dT%H:%M:%fZ', {0}, printf('%+.3f seconds', -:s))"
-        )
-        for table, columns in _TIMES.items():
-            sets = ", ".join(f"{column} = {shifted.format(column)}" for column in columns)
-            if only is None:
-                await self.sql(f"UPDATE {table} SET {sets} RETURNING 1 AS one", s=float(seconds))
-            elif table == "dispatch_job":
-                await self.sql(
-                    f"UPDATE {table} SET {sets} WHERE id = :id RETURNING 1 AS one", s=float(seconds), id=only
-                )
+        if only is not None:
+            await self.tables.shift("dispatch_job", _TIMES["dispatch_job"], seconds, id=only)
+        else:
+            for table, columns in _TIMES.items():
+                await self.tables.shift(table, columns, seconds)
         self.forget_targets()
+
+    def time(self, moment: datetime) -> Any:
+        """A time as the queries of this database take it."""
+        return self.tables.time(moment)
 
     def forget_targets(self) -> None:
         """What this process heard of targets counts by its own clock, which cannot be turned."""
@@ -129,11 +120,11 @@ class JobBench:
 
     async def attempts_add_up(self) -> None:
         """However a job went: each attempt that it counts is a row, numbered in turn."""
-        counted = await self.sql("SELECT id, attempt_count FROM dispatch_job")
-        rows = await self.sql("SELECT dispatch_job_id AS id, attempt_number FROM dispatch_attempt")
+        counted = await self.tables.rows("dispatch_job")
+        rows = await self.tables.rows("dispatch_attempt")
         numbers = {row["id"]: list[int]() for row in counted}
         for row in rows:
-            numbers[row["id"]].append(row["attempt_number"])
+            numbers[row["dispatch_job_id"]].append(row["attempt_number"])
         expected = {row["id"]: list(range(1, row["attempt_count"] + 1)) for row in counted}
         assert {id: sorted(found) for id, found in numbers.items()} == expected
 
@@ -162,14 +153,23 @@ def job(url: str, **columns: Any) -> NewJob:
 async def job_bench(database_url: str, **settings: Any) -> AsyncIterator[JobBench]:
     log = LogLines()
     telemetry = Telemetry(make_logger("json", 0, log.stream), CollectorRegistry())
-    chosen = {"database_url": database_url, "encryption_key": "A" * 43 + "=", **settings}
-    homing = Homing(load_settings(chosen, environ={}), telemetry)
-    try:
-        await homing.migrate()
-        yield JobBench(homing, log)
-    finally:
-        await homing.webhooks.deliverer.drain(5)
-        await homing.close()
+    with TemporaryDirectory(prefix="homing-jobs-") as folder:
+        urls = database_urls(database_url, folder)
+        chosen = {**urls, "encryption_key": "A" * 43 + "=", **settings}
+        homing = Homing(load_settings(chosen, environ={}), telemetry)
+        try:
+            await homing.migrate()
+            yield JobBench(homing, log)
+        finally:
+            await homing.webhooks.deliverer.drain(5)
+            await homing.close()
+
+
+def database_urls(jobs_url: str, folder: str) -> dict[str, str]:
+    """The settings for jobs in this database. What is not a job has no place in MongoDB."""
+    if not jobs_url.startswith("mongodb"):
+        return {"database_url": jobs_url}
+    return {"database_url": f"sqlite:///{folder}/homing.db", "jobs_database_url": jobs_url}
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from homing.app import LANES, Homing, opened
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
 from homing.lanes.dispatch_jobs.job import NewJob
 from homing.lanes.dispatch_jobs.target import target_of
+from homing.lanes.email_log.orders import EmailRequest, order_of
 from homing.lanes.mail_outbox.mail import NewMail
 from homing.lanes.mail_outbox.outbox import new_token
 from homing.senders.caught_mail import CaughtMail
@@ -37,6 +38,8 @@ Tell = Callable[[str], None]
 _FAULTS = Faults(defer_rcpt=0.2, reject_rcpt=0.03, drop_before_dot=0.02)
 _FIRST_BATCH = 25
 _REPORT_EVERY = 2.0
+#: One email of the brokered lane for so many mails.
+_EMAIL_EVERY = 4
 _PEOPLE = ("ann", "bo", "chiara", "deniz", "esra", "femi", "goran", "hana")
 _SUBJECTS = (
     "Your order has shipped",
@@ -94,6 +97,8 @@ def _settings(flags: Mapping[str, Any], environ: Mapping[str, str], folder: Path
         "mail_from": "Homing Demo <demo@homing.example>",
         # Two seconds to the first retry instead of a minute: somebody is watching.
         "dispatch_backoff_base_seconds": 1,
+        "email_backoff_schedule": "2s,4s,8s",
+        "email_retry_interval_seconds": 1,
         "jobs_backoff_base_seconds": 1,
         "jobs_backoff_max_seconds": 5,
         "jobs_breaker_failures": 8,
@@ -122,6 +127,7 @@ async def _run(
     beside = [
         asyncio.create_task(samples.send_mails(rate)),
         asyncio.create_task(samples.send_jobs(rate)),
+        asyncio.create_task(samples.send_emails(rate)),
         asyncio.create_task(_shelve(homing, accepted)),
         asyncio.create_task(_report(homing, tell)),
     ]
@@ -138,6 +144,7 @@ def _welcome(homing: Homing, address: str, tell: Tell) -> None:
     api = f"{address}/api/dispatch"
     for line in (
         f"[bold]Homing demo[/]: {address}/ shows mails and webhooks on their way; API: {address}/docs",
+        "Receipts go by way of a broker, here in memory: a scheduler publishes, a sender consumes.",
         "A relay beside it defers one mail in five, refuses some and hangs up at times.",
         "A receiver beside it verifies each webhook's signature and plays three partners: one fails now and",
         "then, and always on one path; one asks for a pause at times (429); one is down, so its jobs wait.",
@@ -145,7 +152,8 @@ def _welcome(homing: Homing, address: str, tell: Tell) -> None:
         f"  of one tenant       curl '{api}/jobs?metadata.tenantId=acme&size=5'",
         f"  dead letters        curl {api}/dead",
         f"  paused or broken    curl {api}/targets",
-        f"  both lanes          homing status --database-url {homing.settings.database_url}",
+        f"  emails by a broker  curl '{address}/api/emails?limit=5'",
+        f"  all lanes           homing status --database-url {homing.settings.database_url}",
         "Stop with Ctrl-C.",
     ):
         tell(line)
@@ -159,7 +167,8 @@ async def _report(homing: Homing, tell: Tell) -> None:
 
 async def _counts(homing: Homing) -> str:
     mails, jobs = await homing.outbox.counts(), await homing.jobs.counts()
-    return f"mails: {_in_words(mails)} · webhooks: {_in_words(jobs)}"
+    emails = await homing.emails.counts()
+    return f"mails: {_in_words(mails)} · webhooks: {_in_words(jobs)} · emails: {_in_words(emails)}"
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
@@ -258,6 +267,12 @@ class _Samples:
             await asyncio.sleep(1 / rate)
             await self._homing.jobs.enqueue([next(jobs)])
 
+    async def send_emails(self, rate: float) -> None:
+        """By way of a broker, here one in memory; fewer, since the relay has the mails besides."""
+        for number in itertools.count(1):
+            await self._homing.email_orders.place(order_of(_email(number)))
+            await asyncio.sleep(_EMAIL_EVERY / rate)
+
     def _jobs(self) -> Iterator[NewJob]:
         for number in itertools.count(1):
             yield from self._order(number)
@@ -290,6 +305,16 @@ class _Samples:
             ordering="group" if group else "none",
             metadata={"tenantId": tenant},
         )
+
+
+def _email(number: int) -> EmailRequest:
+    name = random.choice(_PEOPLE)  # noqa: S311 - sample data
+    return EmailRequest(
+        to=f"{name}{number}@example.org",
+        subject=f"Receipt {number}",
+        body=f"Hello {name.capitalize()},\n\nthank you for your payment {number}.\n",
+        messageKey=f"receipt-{number}",
+    )
 
 
 def _mail(number: int) -> NewMail:

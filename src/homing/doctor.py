@@ -11,8 +11,9 @@ from stat import S_IMODE
 from msgspec import Struct
 
 from homing.app import Homing, opened, warnings_for
+from homing.brokers.findings import broker_findings
+from homing.brokers.router import queue_of
 from homing.db import Query, redact
-from homing.db.migrate import check
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
 from homing.senders.egress import parse_networks
@@ -47,7 +48,12 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
         yield Finding("database", True, redact(homing.settings.database_url))
         async for finding in _database_findings(homing):
             yield finding
+    if homing.jobs_database is not homing.database:
+        async for finding in _jobs_database(homing):
+            yield finding
     async for finding in _mail_findings(homing):
+        yield finding
+    async for finding in _brokers(homing):
         yield finding
     yield _key(homing.settings)
     for finding in _egress(homing.settings):
@@ -67,9 +73,35 @@ async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
             yield await _attempt_weeks(homing)
 
 
+async def _jobs_database(homing: Homing) -> AsyncIterator[Finding]:
+    """Where dispatch jobs have a database of their own."""
+    place = (homing.settings.jobs_database_url or "").partition("://")[2].rpartition("@")[2].partition("?")[0]
+    try:
+        findings = await homing.jobs_database.findings()
+    except DatabaseError as error:
+        yield Finding("jobs database", False, f"{error}; check HOMING_JOBS_DATABASE_URL")
+        return
+    yield Finding("jobs database", True, place)
+    for name, well, detail in findings:
+        yield Finding(name, well, detail)
+
+
+async def _brokers(homing: Homing) -> AsyncIterator[Finding]:
+    """Those that are named; what is in memory is always there."""
+    settings, emails = homing.settings, homing.email_queues
+    jobs = queue_of(settings.jobs_queue, settings.jobs_visibility_seconds)
+    for broker, setting, queues in (
+        (homing.email_broker, "HOMING_EMAIL_BROKER_URL", [emails.send, emails.dead_letters]),
+        (homing.jobs_broker, "HOMING_JOBS_BROKER_URL", [jobs]),
+    ):
+        if broker is not None and broker.name != "memory":
+            for found in await broker_findings(broker, f"{setting} or HOMING_BROKER_URL", queues):
+                yield Finding(*found)
+
+
 async def _migrations(homing: Homing) -> Finding:
     try:
-        (await check(homing.database, homing.migrations)).require_none()
+        await homing.require_schema()
     except HomingError as error:
         return Finding("migrations", False, str(error))
     return Finding("migrations", True, "all applied")
@@ -142,7 +174,7 @@ def _key_file(settings: Settings) -> Finding:
 async def _credentials(homing: Homing) -> Finding:
     """Whether all of them can be opened by the keys at hand."""
     try:
-        credentials = Credentials(homing.database, _vault(homing.settings))
+        credentials = Credentials(homing.jobs_database, _vault(homing.settings))
     except SettingsError:
         return Finding("credentials", False, "they cannot be opened without a key: see encryption key")
     total = unreadable = 0

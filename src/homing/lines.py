@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from homing.brokers.base import Broker, Queue
+from homing.brokers.pump import Pump, Verdict
 from homing.db import Database
 from homing.db.backlog import Backlog, Counted
 from homing.engine.deliver import Deliverer
@@ -14,6 +18,68 @@ from homing.engine.lane import Lane
 from homing.engine.maintenance import Maintenance
 from homing.engine.worker import Worker
 from homing.telemetry import Telemetry
+
+#: What is done with one message for a deliverer.
+Handle = Callable[[Any], Awaitable[Verdict]]
+#: After the deliverer has come to its end, what was received is acknowledged or given back within this time.
+_LAST_ACKNOWLEDGEMENTS = 10.0
+#: So often in a row a queue must look empty, this many seconds apart, before it is.
+_LOOKS, _BETWEEN_LOOKS = 4, 0.1
+
+
+class Feed:
+    """What a line takes from a broker's queue; in the place of a worker, which takes from the database."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        queue: Queue,
+        handle: Handle,
+        telemetry: Telemetry,
+        *,
+        prefetch: int,
+        may_send: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._may_send = may_send
+        self._handle = handle
+        self._handled = 0
+        self._pump = Pump(broker, queue, self._count, telemetry, prefetch=prefetch)
+
+    async def _count(self, message: Any) -> Verdict:
+        verdict = await self._handle(message)
+        self._handled += 1
+        return verdict
+
+    async def run(self) -> None:
+        await self._pump.run()
+
+    def wake(self) -> None:
+        """A broker wakes whoever waits for it."""
+
+    def stop(self) -> None:
+        self._pump.stop()
+
+    async def drain(self) -> int:
+        """Until nothing waits in the queue or is under way, or nothing can be sent; how many came."""
+        running = asyncio.create_task(self._pump.run())
+        looks = 0
+        while looks < _LOOKS and not running.done():
+            await asyncio.sleep(_BETWEEN_LOOKS)
+            looks = looks + 1 if await self._is_quiet() else 0
+        self.stop()
+        await running
+        return self._handled
+
+    async def _is_quiet(self) -> bool:
+        if not self._may_send():
+            return True
+        return not self._pump.in_flight and not await self._broker.depth(self._queue)
+
+    async def finish(self) -> None:
+        """When the deliverer is coming to its end: tell the broker of everything that was received."""
+        await self._pump.drain(_LAST_ACKNOWLEDGEMENTS)
 
 
 class Line:
@@ -27,20 +93,42 @@ class Line:
         channel: str,
         concurrency: int,
         slots: int,
+        longest_pause: float = 1.0,
+        counted_as: str | None = None,
     ) -> None:
         self.lane = lane
         self.deliverer = Deliverer(lane, telemetry, concurrency=concurrency, slots=slots)
         self.maintenance = Maintenance(lane, telemetry)
-        self.backlog = Backlog(lane.name, rows, telemetry)
+        self.backlog = Backlog(counted_as or lane.name, rows, telemetry)
         self._database = database
         self._telemetry = telemetry
         self._channel = channel
+        self._longest_pause = longest_pause
+        #: Makes what feeds the line, where that is a broker's queue.
+        self.open_feed: Callable[[], Feed] | None = None
+        self._feed: Feed | None = None
 
-    def worker(self) -> Worker:
+    def worker(self) -> Worker | Feed:
         _tune(self._database)
-        worker = Worker(self.deliverer, self._telemetry)
+        if self.open_feed is not None:
+            self._feed = self.open_feed()
+            return self._feed
+        worker = Worker(self.deliverer, self._telemetry, longest_pause=self._longest_pause)
         self._database.listen(self._channel, worker.wake)
         return worker
+
+    def claim_no_more(self) -> None:
+        """The process is stopping, or has done what it was asked to."""
+        self.deliverer.claim_no_more()
+        if self._feed is not None:
+            self._feed.stop()
+
+    async def drain(self, grace: float) -> None:
+        """Finish what has begun, within the grace time; give back everything else."""
+        # Side by side: messages are kept from others while their rows are under way, and are told of when
+        # these have come to their end.
+        feeds = [self._feed.finish()] if self._feed is not None else []
+        await asyncio.gather(self.deliverer.drain(grace), *feeds)
 
 
 def _tune(database: Database) -> None:

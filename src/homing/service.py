@@ -39,13 +39,17 @@ async def run(
     """Serve and work on some lanes until stopped; then finish what has begun within the grace time."""
     lines = list(homing.lines.values())
     async with _serving(homing, api=api) as address, _maintaining(lines):
-        workers = [homing.lines[lane].worker() for lane in work]
+        homing.address = address or None
+        lanes = list(work)
+        workers = [worker for lane in lanes for worker in homing.workers(lane)]
+        if api or "dispatch_jobs" in lanes:
+            workers += homing.publishers()
         working = {asyncio.create_task(worker.run()) for worker in workers}
         ready(address)
         await _until_asked(stop, working)
         homing.telemetry.log.info("service.stopping", grace_seconds=homing.settings.grace_seconds)
         for line in lines:
-            line.deliverer.claim_no_more()
+            line.claim_no_more()
         for worker in workers:
             worker.stop()
         if working:
@@ -66,12 +70,25 @@ async def _until_asked(stop: Stop, working: set[asyncio.Task[None]]) -> None:
 
 async def drain_once(homing: Homing, stop: Stop, lanes: Iterable[str]) -> int:
     """Deliver what is due, and end: `homing work --once`."""
-    lines = [homing.lines[lane] for lane in lanes]
+    lines = [line for lane in lanes for line in homing.lines_of(lane)]
     for line in lines:
         await line.maintenance.once()
-    drained = asyncio.gather(*(line.worker().drain() for line in lines))
+    drained = asyncio.ensure_future(_drain_lines(lines))
     await _until_done_or_asked(homing, lines, stop, drained)
-    return sum(drained.result()) if drained.done() and not drained.cancelled() else 0
+    # What came from a queue is told of there when everything has ended.
+    for line in lines:
+        line.claim_no_more()
+    await asyncio.gather(*(line.drain(0) for line in lines if line.open_feed is not None))
+    return drained.result() if drained.done() and not drained.cancelled() else 0
+
+
+async def _drain_lines(lines: Sequence[Line]) -> int:
+    """First what is taken from the database: some of it goes into the queues that others are fed by."""
+    total = 0
+    for fed in (False, True):
+        chosen = [line for line in lines if (line.open_feed is not None) == fed]
+        total += sum(await asyncio.gather(*(line.worker().drain() for line in chosen)))
+    return total
 
 
 async def dispatch_once(homing: Homing, stop: Stop, request: DispatchRequest) -> DispatchReply:
@@ -97,7 +114,7 @@ async def _until_done_or_asked(
     if work.done():
         return
     for line in lines:
-        line.deliverer.claim_no_more()
+        line.claim_no_more()
     await _drain(homing, lines, stop)
     # A claim that was under way when the stop came may have brought more.
     await asyncio.wait({work}, timeout=_LAST_CLAIM)
@@ -108,7 +125,7 @@ async def _until_done_or_asked(
 
 
 async def _drain(homing: Homing, lines: Sequence[Line], stop: Stop) -> None:
-    draining = asyncio.ensure_future(_drain_all(lines, homing.settings.grace_seconds))
+    draining = asyncio.ensure_future(_drain_all(homing, lines, homing.settings.grace_seconds))
     insisted = asyncio.create_task(stop.insisted.wait())
     await asyncio.wait({draining, insisted}, return_when=asyncio.FIRST_COMPLETED)
     insisted.cancel()
@@ -117,11 +134,12 @@ async def _drain(homing: Homing, lines: Sequence[Line], stop: Stop) -> None:
         draining.cancel()
         with suppress(asyncio.CancelledError):
             await draining
-        await _drain_all(lines, 0)
+        await _drain_all(homing, lines, 0)
 
 
-async def _drain_all(lines: Sequence[Line], grace: float) -> None:
-    await asyncio.gather(*(line.deliverer.drain(grace) for line in lines))
+async def _drain_all(homing: Homing, lines: Sequence[Line], grace: float) -> None:
+    routers = [homing.router] if homing.router is not None else []
+    await asyncio.gather(*(line.drain(grace) for line in lines), *(router.drain(grace) for router in routers))
 
 
 @asynccontextmanager

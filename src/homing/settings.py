@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from homing.engine.policy import read_schedule
 from homing.errors import SettingsError
 
 _OURS = "HOMING_"
@@ -25,6 +26,11 @@ _NOT_OURS = "HOMING_TEST_"
 #: Where `homing.toml` is looked for when no other place is named.
 CONFIG_FILE = "homing.toml"
 CONFIG_VARIABLE = "HOMING_CONFIG"
+
+
+def _schedule(value: str) -> str:
+    read_schedule(value)
+    return value
 
 
 def _comma_list(value: str) -> str:
@@ -41,7 +47,10 @@ class Settings(BaseModel):
         description="Where the tables are: sqlite:///file.db or postgresql://user@host/name.",
     )
     jobs_database_url: str | None = Field(
-        None, description="For a lane to come: another database for dispatch jobs; may be mongodb://…"
+        None,
+        description="Another database for dispatch jobs, their credentials and targets; may also be "
+        "mongodb://user:password@host/name (a replica set).",
+        json_schema_extra={"secret": True},
     )
     notify_database_url: str | None = Field(
         None, description="For a lane to come: the SQLite file that another program writes to."
@@ -86,13 +95,75 @@ class Settings(BaseModel):
     )
     email_broker_url: str | None = Field(
         None,
-        description="For a lane to come: another broker for the EmailLog lane.",
+        description="Another broker for email_log: amqp://…; memory:// serves one process.",
         json_schema_extra={"secret": True},
+    )
+    email_retry_interval_seconds: float = Field(
+        60.0,
+        ge=0.05,
+        le=3600.0,
+        description="The scheduler of email_log looks for what is due at least this often.",
+    )
+    email_max_attempts: int = Field(8, ge=1, le=1000, description="Attempts per email before it is Dead.")
+    email_backoff_schedule: Annotated[str, AfterValidator(_schedule)] = Field(
+        "1m,5m,15m,1h,3h,6h,12h,24h",
+        description="The waits after the first, the second, … failed attempt (s, m, h, d); then the last.",
+    )
+    email_lease_seconds: float = Field(
+        120.0, ge=1.0, le=3600.0, description="An email whose worker died is due again after this time."
+    )
+    email_sweep_seconds: float = Field(
+        900.0,
+        ge=1.0,
+        le=604800.0,
+        description="An email whose message was not heard of for so long is queued again; more than messages "
+        "ever wait in the queue.",
+    )
+    email_prefetch: int = Field(
+        200, ge=1, le=10000, description="Messages that one process takes from the queue of emails at once."
+    )
+    email_queue_prefix: str = Field(
+        "email.dispatcher",
+        pattern=r"^[A-Za-z0-9._-]{1,100}$",
+        description="How the queues of emails begin: email.dispatcher.send and email.dispatcher.dlq.",
     )
     jobs_broker_url: str | None = Field(
         None,
-        description="For a lane to come: another broker for dispatch jobs.",
+        description="A broker for dispatch jobs: sqs://…, amqp://…, memory://. Left out: HOMING_BROKER_URL; "
+        "where that is memory://, none: jobs are then taken from the database.",
         json_schema_extra={"secret": True},
+    )
+    jobs_queue: str = Field(
+        "flow-catalyst-dispatch.fifo",
+        min_length=1,
+        max_length=2048,
+        description="The queue of jobs that name no other: its name or its URL.",
+    )
+    jobs_pool_concurrency: int = Field(
+        5,
+        ge=1,
+        le=10000,
+        description="Jobs that DISPATCH-POOL processes at once, until /api/config was told otherwise.",
+    )
+    jobs_requeue_seconds: float = Field(
+        300.0,
+        ge=1.0,
+        le=86400.0,
+        description="A due job whose message is not heard of for so long is sent to its queue again.",
+    )
+    jobs_visibility_seconds: float = Field(
+        30.0,
+        ge=1.0,
+        le=43200.0,
+        description="How long a queue hides a message that somebody took; extended while it is processed.",
+    )
+    jobs_process_url: str | None = Field(
+        None,
+        description="Where the router has jobs processed. Left out: /api/dispatch/process of this API.",
+    )
+    jobs_mediation: Literal["direct", "http"] = Field(
+        "direct",
+        description="direct: the router's own process sends the webhooks; http: it calls that URL.",
     )
     jobs_backoff_base_seconds: float = Field(
         30.0, gt=0, le=86400, description="The first wait of a job's retry; retryStrategy says how it grows."
@@ -127,7 +198,7 @@ class Settings(BaseModel):
     )
     jobs_dead_letter_url: str | None = Field(
         None,
-        description="A webhook that is told of each job that ends in ERROR.",
+        description="Is told of each job that ends in ERROR: a webhook, or queue:NAME of the jobs' broker.",
         json_schema_extra={"secret": True},
     )
     jobs_dead_letter_credentials_id: str | None = Field(

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -106,6 +106,23 @@ class Telemetry:
             "Targets left alone because they kept failing.",
             registry=registry,
         )
+        self._routed = Counter(
+            "homing_router_messages_total",
+            "Messages that the router took from queues, by what became of them.",
+            ["pool", "outcome"],
+            registry=registry,
+        )
+        self._router_running = Gauge(
+            "homing_router_running", "Messages that a pool processes now.", ["pool"], registry=registry
+        )
+        self._emails_requeued = Counter(
+            "homing_emails_requeued_total",
+            "Emails that the scheduler put into the queue again.",
+            registry=registry,
+        )
+        self._emails_dead = Counter(
+            "homing_emails_dead_total", "Emails given up, by reason.", ["reason"], registry=registry
+        )
         self.in_flight = Gauge(
             "homing_in_flight", "Claims held by this process.", ["lane"], registry=registry
         )
@@ -177,6 +194,33 @@ class Telemetry:
     def breaker_opened(self, target: str) -> None:
         self._breakers.inc()
         self.log.warning("breaker.opened", target=target)
+
+    def routed(self, pool: str, outcome: str) -> None:
+        """done, later, failed, no_room, duplicate, malformed"""
+        self._routed.labels(pool, outcome).inc()
+
+    def router_pool(self, pool: str, running: Callable[[], int]) -> None:
+        """Asked when somebody looks."""
+        self._router_running.labels(pool).set_function(running)
+
+    def email_scheduled(
+        self, id: int, attempts: int, due_at: object, *, reason: str | None, again: bool = False
+    ) -> None:
+        """One action of the scheduler, in the words of its specification: published, or why it was not."""
+        published = reason is None
+        if published and again:
+            self._emails_requeued.inc()
+        fields = {
+            "EmailId": id, "AttemptCount": attempts, "NextAttemptAt": due_at, "Published": published,
+            "Reason": reason,
+        }  # fmt: skip
+        if self._lines is None:
+            (self.log.info if published else self.log.warning)("email.scheduled", **fields)
+        else:
+            self._lines.event(logging.INFO if published else logging.WARNING, "email.scheduled", fields)
+
+    def email_died(self, reason: str) -> None:
+        self._emails_dead.labels(reason).inc()
 
     def enqueued(self, lane: str, count: int) -> None:
         self._enqueued.labels(lane).inc(count)

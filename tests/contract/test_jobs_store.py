@@ -25,8 +25,21 @@ TRY_AGAIN = RetryIn(90.0, FAILURE, report=REPORT)
 
 
 @pytest.fixture
+def database_url(jobs_database_url: str) -> str:
+    """Jobs may be in MongoDB, too."""
+    return jobs_database_url
+
+
+@pytest.fixture
 async def lane(database_url: str) -> AsyncIterator[JobBench]:
     async with job_bench(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def sql_lane(request: pytest.FixtureRequest) -> AsyncIterator[JobBench]:
+    """For what is about tables: in MongoDB a job is one document."""
+    async with job_bench(request.getfixturevalue(f"{request.param}_url")) as opened:
         yield opened
 
 
@@ -87,7 +100,7 @@ async def test_concurrent_claims_of_eight_stores_are_exclusive(database_url: str
             taken += [claim for batch in batches for claim in batch]
         assert sorted(c.id for c in taken) == sorted(ids), "each once, and none left"
         assert {c.fence for c in taken} == {1}
-        owners = await stores[0].sql("SELECT locked_by, count(*) AS n FROM dispatch_job GROUP BY locked_by")
+        owners = {row["locked_by"] for row in await stores[0].tables.rows("dispatch_job")}
         assert len(owners) > 1, "it was a contest"
 
 
@@ -119,8 +132,9 @@ async def test_one_job_of_a_paused_target_or_behind_another_is_not_claimed(lane:
     (paused,) = await lane.create("https://paused.example/")
     _, second = await lane.create(URL, 2, group_id="g", ordering="group")
     until = datetime.now(UTC) + timedelta(hours=1)
-    moment = until if lane.homing.database.dialect == "postgres" else iso(until)
-    await lane.jobs.run("pause_target", target="https://paused.example:443", until=moment, reason="x")
+    await lane.jobs.run(
+        "pause_target", target="https://paused.example:443", until=lane.time(until), reason="x"
+    )
     assert await lane.jobs.claim_one(paused) is None
     assert await lane.jobs.claim_one(second) is None
 
@@ -308,12 +322,7 @@ async def test_a_claim_that_another_program_took_without_a_lease_is_rescued_too(
     (id,) = await lane.create(URL)
     await lane.change(id, status="IN_PROGRESS")
     assert await lane.jobs.rescue(10) == 0, "not before a lease's time has passed"
-    shifted = (
-        "updated_at - interval '61 seconds'"
-        if lane.homing.database.dialect == "postgres"
-        else "strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, '-61 seconds')"
-    )
-    await lane.sql(f"UPDATE dispatch_job SET updated_at = {shifted} RETURNING id")
+    await lane.tables.shift("dispatch_job", ["updated_at"], 61)
     assert await lane.jobs.rescue(10) == 1
 
 
@@ -426,20 +435,11 @@ async def test_the_duration_runs_from_the_later_of_creation_and_schedule(lane: J
 
 
 async def _set_times(lane: JobBench, id: int, *, created: float, scheduled: float | None) -> None:
-    moment = (
-        "now() + make_interval(secs => :{0})"
-        if lane.homing.database.dialect == "postgres"
-        else "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :{0}))"
-    )
-    await lane.sql(
-        f"UPDATE dispatch_job SET created_at = {moment.format('c')} WHERE id = :id RETURNING id",
-        c=float(created), id=id,
-    )  # fmt: skip
+    now = await lane.tables.now()
+    times = {"created_at": now + timedelta(seconds=created)}
     if scheduled is not None:
-        await lane.sql(
-            f"UPDATE dispatch_job SET scheduled_for = {moment.format('s')} WHERE id = :id RETURNING id",
-            s=float(scheduled), id=id,
-        )  # fmt: skip
+        times["scheduled_for"] = now + timedelta(seconds=scheduled)
+    await lane.tables.change("dispatch_job", times, id=id)
 
 
 # ── locks ────────────────────────────────────────────────────────────────────────────────────────
@@ -497,7 +497,7 @@ async def _work(store: JobBench, *, backwards: bool, rounds: int = 6) -> None:
         batch: list[tuple[Claim[Job], Settlement]] = [(c, Complete(REPORT)) for c in claims]
         await store.jobs.settle(batch[::-1] if backwards else batch)
         if backwards:
-            open_ = await store.sql("SELECT id FROM dispatch_job WHERE status = 'PENDING' LIMIT 3")
+            open_ = (await store.tables.rows("dispatch_job", status="PENDING"))[:3]
             await store.jobs.cancel([row["id"] for row in reversed(open_)])
 
 
@@ -625,7 +625,8 @@ def _assert_specified(built: dict[tuple[str, str], list[str]]) -> None:
 
 
 @pytest.mark.clause("JOB-16")
-async def test_there_are_no_foreign_keys(lane: JobBench) -> None:
+async def test_there_are_no_foreign_keys(sql_lane: JobBench) -> None:
+    lane = sql_lane
     if lane.homing.database.dialect == "postgres":
         assert await lane.sql("SELECT conname FROM pg_constraint WHERE contype = 'f'") == []
         return
@@ -678,7 +679,8 @@ async def _rows_of_jobs(lane: JobBench) -> dict[str, int]:
 
 
 @pytest.mark.clause("JOB-16")
-async def test_what_belongs_to_no_job_is_swept_and_everything_else_stays(lane: JobBench) -> None:
+async def test_what_belongs_to_no_job_is_swept_and_everything_else_stays(sql_lane: JobBench) -> None:
+    lane = sql_lane
     (kept,) = await lane.create(URL, metadata={"a": "1", "b": "2"}, headers={"X-C": "d"})
     (claim,) = await lane.claim()
     await lane.jobs.settle([(claim, Complete(REPORT))])
@@ -697,7 +699,8 @@ async def test_what_belongs_to_no_job_is_swept_and_everything_else_stays(lane: J
 
 
 @pytest.mark.clause("JOB-16")
-async def test_orphans_are_swept_a_window_at_a_time_and_none_is_passed_over(lane: JobBench) -> None:
+async def test_orphans_are_swept_a_window_at_a_time_and_none_is_passed_over(sql_lane: JobBench) -> None:
+    lane = sql_lane
     (kept,) = await lane.create(URL)
     old = kept - 3 * AN_HOUR
     await _leave_orphans(lane, old, first=old, count=7)

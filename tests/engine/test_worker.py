@@ -24,6 +24,7 @@ from homing.testing.components.postgres import PostgresServer
 @asynccontextmanager
 async def working(opened: Bench) -> AsyncIterator[Worker]:
     worker = opened.homing.mail.worker()
+    assert isinstance(worker, Worker)
     running = asyncio.create_task(worker.run())
     try:
         yield worker

@@ -25,8 +25,12 @@ class Queue(Struct, frozen=True):
     name: str
     #: Where messages go that nobody can read, or that came back too often.
     dead_letters: str | None = None
-    #: A message is handed out at most so often.
+    #: A message is handed out at most so often, and then goes to the dead letters. Where there are none it is
+    #: handed out again and again: nothing is thrown away unseen.
     delivery_limit: int = 20
+    #: A message that was handed out is hidden for so many seconds, where the broker hides by time.
+    #: RabbitMQ does not: there it is hidden as long as the connection of whoever has it lives.
+    visibility: float = 30.0
 
 
 class Publication(Struct, frozen=True, gc=False):
@@ -48,6 +52,8 @@ class Message(Struct, frozen=True, gc=False):
     group: str | None = None
     #: How often it was handed out, this time included, as far as the broker tells.
     deliveries: int = 1
+    #: Why it was buried, when it is read from the dead letters.
+    reason: str | None = None
     #: What the broker wants to see when it is told of this message.
     receipt: Any = None
 
@@ -81,9 +87,7 @@ class Broker(Protocol):
     def name(self) -> str:
         """`memory`, `rabbitmq` or `sqs`."""
 
-    async def publish(
-        self, queue: Queue, publications: Sequence[Publication]
-    ) -> Sequence[Failure | None]:
+    async def publish(self, queue: Queue, publications: Sequence[Publication]) -> Sequence[Failure | None]:
         """Send; for each, None when the broker has confirmed that it keeps it, or why it did not."""
 
     async def consume(self, queue: Queue, prefetch: int) -> Consumer:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing import __version__
-from homing.cli import chaos, credentials, doctor, mails, messages, prove, receiver, run
+from homing.cli import chaos, copying, credentials, doctor, mails, messages, prove, receiver, run
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
 ENV_PREFIX = "HOMING"
@@ -48,6 +48,7 @@ doctor.add_to(app)
 prove.add_to(app)
 chaos.add_to(app)
 credentials.add_to(app)
+copying.add_to(app)
 receiver.add_to(app)
 
 

@@ -1,4 +1,4 @@
-"""chaos: kill, stop and restart what is at work, and count what became of every mail and every job."""
+"""chaos: kill, stop and restart what is at work, and count what became of every mail, job and email."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 from uuid import uuid4
@@ -21,12 +22,16 @@ from homing.cli.options import Json, print_json, run_async
 from homing.errors import HomingError, SettingsError
 
 if TYPE_CHECKING:
+    from homing.proof.chaos.emails import EmailProgress, EmailReport
+    from homing.proof.chaos.emails import Tell as TellEmails
     from homing.proof.chaos.run import ChaosReport, Progress, Restart, Tell
+    from homing.testing.components.rabbitmq import RabbitMqServer
 
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _FAULTS = ("kill", "stop", "restart-postgres")
+_EMAIL_FAULTS = ("broker", "kill")
 #: One stop takes as long as a lease, so there are fewer of them.
 _KILLS_PER_STOP = 10
 _KILLS_PER_RESTART = 5
@@ -54,6 +59,8 @@ def add_to(app: typer.Typer) -> None:
     chaos = typer.Typer(no_args_is_help=True, help="Faults on purpose. Exit 1 when a promise was broken.")
     chaos.command()(mail)
     chaos.command()(jobs)
+    chaos.command()(emails)
+    chaos.command()(router)
     app.add_typer(chaos, name="chaos")
 
 
@@ -123,6 +130,106 @@ def jobs(
     _tell(_run(run, plan.jobs, database, postgres_url), json=json)
 
 
+def emails(
+    count: Annotated[int, typer.Option("--emails", min=10, help="Emails to deliver.")] = 10_000,
+    schedulers: Annotated[int, typer.Option("--schedulers", min=1, max=16)] = 2,
+    senders: Annotated[int, typer.Option("--senders", min=1, max=32)] = 4,
+    stops: Annotated[int, typer.Option("--stops", min=0, help="How often the broker is stopped.")] = 3,
+    outage: Annotated[float, typer.Option("--outage", min=0, max=300, help="Seconds of each stop.")] = 10.0,
+    broker_kills: Annotated[
+        int, typer.Option("--broker-kills", min=0, help="How often the broker is killed.")
+    ] = 1,
+    deletions: Annotated[
+        int, typer.Option("--deletions", min=0, help="How often the queue is deleted with all that is in it.")
+    ] = 1,
+    kills: Annotated[
+        int, typer.Option("--kills", min=1, help="SIGKILLs of schedulers and senders, with the fault kill.")
+    ] = 20,
+    refuse: Annotated[
+        float, typer.Option("--refuse", min=0, max=0.9, help="How many addresses are refused at first.")
+    ] = 0.1,
+    lease: Lease = 5.0,
+    faults: Annotated[str, typer.Option("--faults", help="By commas: broker, kill.")] = "broker",
+    seed: Seed = None,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Deliver emails through a private RabbitMQ that is stopped, killed and loses its queue; then check."""
+    if find_spec("aio_pika") is None:
+        raise HomingError("aio-pika is missing: pip install 'homing[rabbitmq]'")
+    from homing.proof.chaos.emails import EmailPlan, run_emails
+
+    chosen = _named(faults, _EMAIL_FAULTS)
+    plan = EmailPlan(
+        emails=count, schedulers=schedulers, senders=senders, outage=outage, refuse=refuse, lease=lease,
+        stops=stops if "broker" in chosen else 0, broker_kills=broker_kills if "broker" in chosen else 0,
+        deletions=deletions if "broker" in chosen else 0, kills=kills if "kill" in chosen else 0,
+        seed=_seed(seed),
+    )  # fmt: skip
+    _err.print(
+        f"seed {plan.seed} · {plan.emails} emails · {plan.schedulers} schedulers · {plan.senders} senders · "
+        f"lease {plan.lease:g} s · about {plan.duration + plan.sweep:.0f} s"
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="homing-chaos-")))
+        url, _ = stack.enter_context(_database("postgres", folder, postgres_url))
+        broker = stack.enter_context(_rabbitmq())
+        tell = stack.enter_context(_email_progress(plan.emails))
+        report = run_async(run_emails(plan, url, broker, folder, tell=tell))
+    _tell(report, json=json)
+
+
+def _rabbitmq() -> RabbitMqServer:
+    """Ours alone, for it is going to be killed."""
+    from homing.testing.components.obtain import Missing
+    from homing.testing.components.rabbitmq import start_rabbitmq
+
+    server = start_rabbitmq()
+    if isinstance(server, Missing):
+        raise HomingError(str(server))
+    return server
+
+
+def router(
+    count: Annotated[int, typer.Option("--jobs", min=10, help="Webhooks to deliver.")] = 5_000,
+    groups: Annotated[int, typer.Option("--groups", min=1, help="Ordered groups of them.")] = 100,
+    routers: Annotated[int, typer.Option("--routers", min=1, max=16)] = 2,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Of DISPATCH-POOL.")] = 5,
+    duplicates: Annotated[
+        float, typer.Option("--duplicates", min=0, max=0.5, help="How many messages are handed out twice.")
+    ] = 0.05,
+    expiries: Annotated[
+        float, typer.Option("--expiries", min=0, max=0.5, help="How many are seen again while they are held.")
+    ] = 0.05,
+    fail: Annotated[
+        float, typer.Option("--fail", min=0, max=0.5, help="How many requests the receiver answers with 500.")
+    ] = 0.02,
+    seed: Seed = None,
+    database: DatabaseKind = "postgres",
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Deliver ordered webhooks through a private SQS FIFO queue that hands out messages twice; then check."""
+    from homing.proof.chaos.router import RouterPlan, run_router
+    from homing.testing.components.obtain import Missing
+    from homing.testing.components.sqs import start_sqs
+
+    plan = RouterPlan(
+        jobs=count, groups=groups, workers=routers, concurrency=concurrency, duplicates=duplicates,
+        expiries=expiries, fail=fail, seed=_seed(seed),
+    )  # fmt: skip
+    _err.print(f"seed {plan.seed} · {plan.jobs} jobs in {plan.groups} groups · {plan.workers} routers")
+    sqs = start_sqs()
+    if isinstance(sqs, Missing):
+        raise HomingError(str(sqs))
+
+    def run(url: str, folder: Path, tell: Tell, _restart: Restart | None) -> Awaitable[ChaosReport]:
+        return run_router(plan, url, folder, sqs_url=sqs.url, tell=tell)
+
+    with sqs:
+        _tell(_run(run, plan.jobs, database, postgres_url), json=json)
+
+
 def _seed(given: int | None) -> int:
     return secrets.randbelow(1_000_000) if given is None else given
 
@@ -137,13 +244,18 @@ def _counts(kills: int, chosen: set[str]) -> dict[str, int]:
 
 
 def _chosen(faults: str, database: str, postgres_url: str | None) -> set[str]:
-    chosen = {word.strip() for word in faults.split(",") if word.strip()}
-    if unknown := sorted(chosen - set(_FAULTS)):
-        raise SettingsError(f"there is no fault {unknown[0]!r}; there are {', '.join(_FAULTS)}")
-    if not chosen:
-        raise SettingsError(f"name at least one fault: {', '.join(_FAULTS)}")
+    chosen = _named(faults, _FAULTS)
     if "restart-postgres" in chosen and (database != "postgres" or postgres_url):
         raise SettingsError("restart-postgres needs a PostgreSQL of its own: leave out --postgres-url")
+    return chosen
+
+
+def _named(faults: str, known: tuple[str, ...]) -> set[str]:
+    chosen = {word.strip() for word in faults.split(",") if word.strip()}
+    if unknown := sorted(chosen - set(known)):
+        raise SettingsError(f"there is no fault {unknown[0]!r}; there are {', '.join(known)}")
+    if not chosen:
+        raise SettingsError(f"name at least one fault: {', '.join(known)}")
     return chosen
 
 
@@ -188,14 +300,25 @@ def _database(kind: str, folder: Path, postgres_url: str | None) -> Iterator[tup
 
 @contextmanager
 def _progress(total: int) -> Iterator[Tell]:
+    with _bar(total) as show:
+        yield lambda progress: show(progress.ended, _in_words(progress))
+
+
+@contextmanager
+def _email_progress(total: int) -> Iterator[TellEmails]:
+    def tell(progress: EmailProgress) -> None:
+        show(progress.ended, progress.now)
+
+    with _bar(total) as show:
+        yield tell
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with ProgressBar(*columns, console=_err, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=total)
-
-        def tell(progress: Progress) -> None:
-            bar.update(task, completed=progress.ended, description=_in_words(progress))
-
-        yield tell
+        yield lambda done, words: bar.update(task, completed=done, description=words)
 
 
 def _in_words(progress: Progress) -> str:
@@ -203,7 +326,7 @@ def _in_words(progress: Progress) -> str:
     return " · ".join([*words, f"{progress.restarts} restarts"] if progress.restarts else words)
 
 
-def _tell(report: ChaosReport, *, json: bool) -> None:
+def _tell(report: ChaosReport | EmailReport, *, json: bool) -> None:
     if json:
         print_json({**msgspec.to_builtins(report), "passed": report.verdict.passed})
     else:
@@ -212,9 +335,10 @@ def _tell(report: ChaosReport, *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show(report: ChaosReport) -> None:
+def _show(report: ChaosReport | EmailReport) -> None:
+    width = max(map(len, report.verdict.figures)) + 2
     for name, value in report.verdict.figures.items():
-        _out.print(f"{name.replace('_', ' '):<28}{value:>10,}")
+        _out.print(f"{name.replace('_', ' '):<{max(width, 28)}}{value:>10,}")
     _out.print()
     for check in report.verdict.checks:
         word = "[green]PASS[/]" if check.passed else "[red]FAIL[/]"

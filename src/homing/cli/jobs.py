@@ -132,11 +132,11 @@ def print_list(
 
 async def _list(settings: Settings, filter: Filter, limit: int, before: str | None) -> list[JobSummary]:
     from homing.app import opened
-    from homing.lanes.dispatch_jobs.search import JobSearch
+    from homing.lanes.dispatch_jobs.search import open_search
     from homing.lanes.dispatch_jobs.view import listed
 
     async with opened(settings) as homing:
-        search = JobSearch(homing.jobs)
+        search = open_search(homing.jobs)
         after = await _place(homing.jobs, before) if before else None
         places = await search.places(filter, await search.first(filter), after=after, limit=limit)
         return [listed(row) for row in await search.rows([place.id for place in places])]
@@ -342,12 +342,12 @@ async def _bulk(verb: Verb, settings: Settings, filter: Filter, *, dry_run: bool
     from homing.app import opened
     from homing.lanes.dispatch_jobs.bulk import BulkActions, BulkRequest
     from homing.lanes.dispatch_jobs.filters import FilterRequest
-    from homing.lanes.dispatch_jobs.search import JobSearch
+    from homing.lanes.dispatch_jobs.search import open_search
 
     chosen = {**msgspec.structs.asdict(filter), "metadata": dict(filter.metadata)}
     request = BulkRequest(filter=FilterRequest(**chosen), all=filter.is_empty, dry_run=dry_run, limit=_MOST)
     async with opened(settings) as homing:
-        return await BulkActions(homing.jobs, JobSearch(homing.jobs))(verb, request)
+        return await BulkActions(homing.jobs, open_search(homing.jobs))(verb, request)
 
 
 def _matched(count: BulkReply) -> str:

@@ -100,7 +100,7 @@ def print_mail(settings: Settings, id: str, *, json: bool) -> None:
     verdicts = mail.pop("recipients")
     print_table(fields(mail))
     if verdicts:
-        print_table(_verdicts(verdicts))
+        print_table(verdicts_table(verdicts))
 
 
 async def _look(settings: Settings, id: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ _VERDICT_COLUMNS = (
 )
 
 
-def _verdicts(verdicts: Mapping[str, Any]) -> Table:
+def verdicts_table(verdicts: Mapping[str, Any]) -> Table:
     return listing(_VERDICT_COLUMNS, [_verdict(address, said) for address, said in verdicts.items()])
 
 

@@ -1,6 +1,7 @@
-"""status · list · show · requeue · cancel: looking at messages and acting on them, mails and jobs alike.
+"""status · list · show · requeue · cancel: looking at messages of all lanes and acting on them.
 
-An id says by its form what it is: `outbox_123`, or just a number, is a mail; 13 characters are a job.
+An id says by its form what it is: `outbox_123`, or just a number, is a mail; `email_123` an email that goes
+through a queue; 13 characters are a job.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from homing.cli import jobs, mails
+from homing.cli import emails, jobs, mails
 from homing.cli.jobs import (
     ErrorClass,
     ExternalId,
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
     from homing.db.backlog import Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
 
-LaneName = Literal["mail_outbox", "dispatch_jobs"]
+LaneName = Literal["mail_outbox", "dispatch_jobs", "email_log"]
 
-MessageId = Annotated[str, typer.Argument(help="A mail (outbox_123, or just 123) or a job (0ARYZVZXW372S).")]
+MessageId = Annotated[
+    str,
+    typer.Argument(help="A mail (outbox_123, or just 123), an email (email_123) or a job (0ARYZVZXW372S)."),
+]
 MessageIds = Annotated[
-    list[str] | None, typer.Argument(help="Mails (outbox_123, or just 123) and jobs (0ARYZVZXW372S).")
+    list[str] | None,
+    typer.Argument(help="Mails (outbox_123, or just 123), emails (email_123) and jobs (0ARYZVZXW372S)."),
 ]
 Lane = Annotated[
     LaneName | None, typer.Option("--lane", help="Which messages; else the other flags tell, or mails.")
@@ -81,7 +86,11 @@ async def _status(settings: Settings) -> _Status:
     from homing.lanes.dispatch_jobs.look import held_back
 
     async with opened(settings) as homing:
-        rows: Mapping[str, Counted] = {"mail_outbox": homing.outbox, "dispatch_jobs": homing.jobs}
+        rows: Mapping[str, Counted] = {
+            "mail_outbox": homing.outbox,
+            "dispatch_jobs": homing.jobs,
+            "email_log": homing.emails,
+        }
         lanes = {name: Snapshot(await own.counts(), await own.oldest_due()) for name, own in rows.items()}
         return _Status(lanes, await held_back(homing.jobs))
 
@@ -101,7 +110,8 @@ def _status_json(found: _Status) -> dict[str, Any]:
 def list_messages(
     lane: Lane = None,
     status: Annotated[
-        str | None, typer.Option("--status", "-s", help="queued, sent, failed, …; of jobs PENDING, ERROR, …")
+        str | None,
+        typer.Option("--status", "-s", help="queued, sent, …; of emails Sent, Dead, …; of jobs PENDING, …"),
     ] = None,
     source: Source = None,
     type: Type = None,
@@ -116,13 +126,16 @@ def list_messages(
     database_url: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Mails or jobs, newest first."""
+    """Mails, emails or jobs, newest first."""
     flags = _flags(source, type, group, external_id, error_class, metadata, since)
     chosen = _lane(lane, _lane_of_state(status), flags, before)
     settings = settings_from(config, database_url=database_url)
     if chosen == "dispatch_jobs":
         named = status.upper() if status else None
         jobs.print_list(settings, named, flags, limit=limit, before=before, json=json)
+    elif chosen == "email_log":
+        _require_email_state(status)
+        emails.print_list(settings, status, limit=limit, before=before, json=json)
     else:
         _require_mail_state(status)
         mails.print_list(settings, status, limit=limit, before=before, json=json)
@@ -131,10 +144,13 @@ def list_messages(
 def show(id: MessageId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
     """Everything about one mail, with its verdicts, or one job, with its attempts and what it waits for."""
     settings = settings_from(config, database_url=database_url)
-    if _lane_of_id(id) == "dispatch_jobs":
-        jobs.print_job(settings, id, json=json)
-    else:
-        mails.print_mail(settings, id, json=json)
+    match _lane_of_id(id):
+        case "dispatch_jobs":
+            jobs.print_job(settings, id, json=json)
+        case "email_log":
+            emails.print_email(settings, id, json=json)
+        case _:
+            mails.print_mail(settings, id, json=json)
 
 
 def _flags(
@@ -160,7 +176,9 @@ def requeue(
     all_: Annotated[
         str | None,
         typer.Option(
-            "--all", metavar="STATE", help="All mails that are failed, …; jobs in ERROR, …, or any."
+            "--all",
+            metavar="STATE",
+            help="All mails that are failed, …; emails that are Dead; jobs in ERROR, …",
         ),
     ] = None,
     lane: Lane = None,
@@ -221,42 +239,51 @@ def _act(
     json: bool,
 ) -> None:
     if bool(ids) == bool(state) or (ids and flags.given):
-        states = [*mails.FROM_STATES[verb], *jobs.FROM_STATES[verb]]
+        states = [*mails.FROM_STATES[verb], *emails.FROM_STATES[verb], *jobs.FROM_STATES[verb]]
         raise InvalidRequest(f"name the mails or jobs to {verb}, or --all with one of {', '.join(states)}")
     if state is None:
         _act_on_ids(verb, settings, ids or [], dry_run=dry_run, json=json)
-    elif _lane(lane, _lane_of_state(state), flags, None) == "dispatch_jobs":
+        return
+    chosen = _lane(lane, _lane_of_state(state), flags, None)
+    if chosen == "dispatch_jobs":
         jobs.act_on_all(verb, settings, state, flags, dry_run=dry_run, yes=yes, json=json)
+    elif chosen == "email_log":
+        emails.act_on_all(verb, settings, state, dry_run=dry_run, yes=yes, json=json)
     else:
         mails.act_on_all(verb, settings, state, dry_run=dry_run, yes=yes, json=json)
 
 
 def _act_on_ids(verb: Verb, settings: Settings, ids: Sequence[str], *, dry_run: bool, json: bool) -> None:
-    some_mails, some_jobs = run_async(_act_on_both(verb, settings, ids, dry_run=dry_run))
+    some_mails, some_emails, some_jobs = run_async(_act_on_each(verb, settings, ids, dry_run=dry_run))
     if json:
-        print_json({"dryRun": dry_run, verb: some_mails + some_jobs})
+        print_json({"dryRun": dry_run, verb: some_mails + some_emails + some_jobs})
         return
     told = [mails.mails_in_words(some_mails)] if some_mails else []
+    told += [emails.emails_in_words(some_emails)] if some_emails else []
     told += [jobs.jobs_in_words(some_jobs)] if some_jobs else []
     print_table(f"{verb}: {' and '.join(told) or 'nothing'}{' would be changed' if dry_run else ''}")
 
 
-async def _act_on_both(
+async def _act_on_each(
     verb: Verb, settings: Settings, ids: Sequence[str], *, dry_run: bool
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     from homing.app import opened
     from homing.lanes.dispatch_jobs.view import job_number
+    from homing.lanes.email_log.view import email_number
     from homing.lanes.mail_outbox.view import row_number
 
     some_jobs = list(dict.fromkeys(job_number(id) for id in ids if _lane_of_id(id) == "dispatch_jobs"))
     some_mails = list(dict.fromkeys(row_number(id) for id in ids if _lane_of_id(id) == "mail_outbox"))
+    some_emails = list(dict.fromkeys(email_number(id) for id in ids if _lane_of_id(id) == "email_log"))
     async with opened(settings) as homing:
         await mails.check(homing.outbox, verb, some_mails)
+        await emails.check(homing.emails, verb, some_emails)
         await jobs.check(homing.jobs, verb, some_jobs)
         if dry_run:
-            return len(some_mails), len(some_jobs)
+            return len(some_mails), len(some_emails), len(some_jobs)
         return (
             await mails.act_on_ids(homing.outbox, verb, some_mails) if some_mails else 0,
+            len(await homing.emails.requeue(some_emails)) if some_emails else 0,
             await jobs.act_on_ids(homing.jobs, verb, some_jobs) if some_jobs else 0,
         )
 
@@ -270,34 +297,46 @@ def _lane_of_id(id: str) -> LaneName:
 
     if number_of(id) is not None:
         return "dispatch_jobs"
+    if id.removeprefix("email_").isdecimal() and id.startswith("email_"):
+        return "email_log"
     if not id.removeprefix("outbox_").isdecimal():
         raise NotFound(
-            f"there is nothing with the id {id[:40]!r}; ids look like outbox_123 (a mail) "
-            "or 0ARYZVZXW372S (a job)"
+            f"there is nothing with the id {id[:40]!r}; ids look like outbox_123 (a mail), "
+            "email_123 or 0ARYZVZXW372S (a job)"
         )
     return "mail_outbox"
 
 
 def _lane_of_state(text: str | None) -> LaneName | None:
-    """The lane that has such a state: those of mails are written small, those of jobs in capitals."""
+    """The lane that has such a state: mails have theirs small, emails Capitalised, jobs in CAPITALS."""
     from homing.lanes.dispatch_jobs.job import STATES as OF_JOBS
+    from homing.lanes.email_log.email import STATES as OF_EMAILS
     from homing.lanes.mail_outbox.outbox import STATES as OF_MAILS
 
     if text is None:
         return None
     if text in OF_MAILS:
         return "mail_outbox"
+    if text in OF_EMAILS:
+        return "email_log"
     return "dispatch_jobs" if text.upper() in OF_JOBS else None
 
 
 def _lane(named: LaneName | None, of_state: LaneName | None, flags: JobFlags, before: str | None) -> LaneName:
-    if named == "mail_outbox" and flags.given:
-        raise InvalidRequest(f"{flags.given[0]} chooses jobs: leave it out, or --lane mail_outbox")
+    if named not in {None, "dispatch_jobs"} and flags.given:
+        raise InvalidRequest(f"{flags.given[0]} chooses jobs: leave it out, or --lane {named}")
     if named is not None:
         return named
     if flags.given:
         return "dispatch_jobs"
     return of_state or (_lane_of_id(before) if before else "mail_outbox")
+
+
+def _require_email_state(text: str | None) -> None:
+    from homing.lanes.email_log.email import STATES
+
+    if text is not None and text not in STATES:
+        raise InvalidRequest(f"there is no state {text!r}; emails are {', '.join(STATES)}")
 
 
 def _require_mail_state(text: str | None) -> None:

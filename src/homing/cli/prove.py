@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
     bench = typer.Typer(
         no_args_is_help=True, help="Measure, and compare with the budgets. Exit 1 when one is missed."
     )
-    for command in (mail, webhook, fairness, scale, search, latency, memory, create):
+    for command in (mail, webhook, emails, router, mongo, fairness, scale, search, latency, memory, create):
         bench.command()(command)
     app.add_typer(bench, name="bench")
 
@@ -79,6 +79,51 @@ def webhook(
 
     with _steps(rounds * len(entrants_here(ENTRANTS)[0])) as step:
         _report(webhook_race(jobs, rounds, step, postgres_url=postgres_url), show.webhook_table, json=json)
+
+
+def emails(
+    count: Annotated[
+        int, typer.Option("--emails", min=100, help="Emails per round of Homing; peers get fewer.")
+    ] = 10000,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Emails per second through RabbitMQ, beside Celery doing the same work, and beside no broker at all."""
+    from homing.proof.bench import show
+    from homing.proof.bench.email_race import email_race, turns
+
+    with _steps(rounds * turns()) as step:
+        _report(email_race(count, rounds, step, postgres_url=postgres_url), show.email_table, json=json)
+
+
+def router(
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=100, help="Jobs per round; each path gets its share of them.")
+    ] = 4000,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Dispatch jobs per second through SQS and RabbitMQ, beside the worker that polls the database."""
+    from homing.proof.bench import show
+    from homing.proof.bench.router_race import ENTRANTS, router_race
+
+    with _steps(rounds * len(ENTRANTS)) as step:
+        _report(router_race(jobs, rounds, step, postgres_url=postgres_url), show.router_table, json=json)
+
+
+def mongo(
+    jobs: Annotated[int, typer.Option("--jobs", min=100, help="Dispatch jobs per round.")] = 5000,
+    rounds: Rounds = 5,
+    json: Json = False,
+) -> None:
+    """Dispatch jobs put in, claimed and settled per second on MongoDB, beside PostgreSQL."""
+    from homing.proof.bench import show
+    from homing.proof.bench.mongo_race import mongo_race
+
+    with _steps(1) as step:
+        _report(mongo_race(jobs, rounds, step), show.mongo_table, json=json)
 
 
 def fairness(

@@ -29,7 +29,11 @@ _out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Lanes = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[LANE]…", help="mail_outbox, dispatch_jobs; all when none is named."),
+    typer.Argument(
+        metavar="[LANE]…",
+        help="mail_outbox, dispatch_jobs, email_log (or one of its stages, email_log:schedule and "
+        "email_log:send); all when none is named.",
+    ),
 ]
 
 
@@ -200,11 +204,10 @@ async def _require_schema(settings: Settings) -> None:
 
 async def _migrate(settings: Settings, *, only_check: bool) -> list[str]:
     from homing.app import opened
-    from homing.db.migrate import check
 
     async with opened(settings, makes_file=not only_check) as homing:
         if only_check:
-            return [str(m) for m in (await check(homing.database, homing.migrations)).migrations]
+            return [str(m) for m in await homing.pending()]
         return [str(m) for m in await homing.migrate()]
 
 
@@ -216,11 +219,12 @@ def _tell_migrations(names: list[str], *, only_check: bool) -> None:
 
 
 def _lanes(named: list[str] | None) -> Sequence[str]:
-    from homing.app import LANES
+    from homing.app import LANES, STAGES
 
+    known = [*LANES, *(stage for stages in STAGES.values() for stage in stages)]
     for lane in named or []:
-        if lane not in LANES:
-            raise SettingsError(f"there is no lane {lane!r}; there are {', '.join(LANES)}")
+        if lane not in known:
+            raise SettingsError(f"there is no lane {lane!r}; there are {', '.join(known)}")
     return list(dict.fromkeys(named)) if named else LANES
 
 

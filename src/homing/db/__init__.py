@@ -24,16 +24,27 @@ __all__ = [
 ]
 
 _HOW = "use sqlite:///path/to/file.db or postgresql://user:password@host:5432/name"
+_MONGODB = frozenset({"mongodb", "mongodb+srv"})
 
 
 def connect(url: str, *, pool_size: int = 4, makes_file: bool = True) -> Database:
     """The database that a URL names. Nothing is opened before the first statement."""
     parts = urlsplit(url)
+    if parts.scheme in _MONGODB:
+        return _mongodb(url, pool_size)
     if parts.scheme in {"postgresql", "postgres"}:
         return PostgresDatabase(url, pool_size=pool_size)
     if parts.scheme == "sqlite":
         return _sqlite(url, makes_file=makes_file)
     raise SettingsError(f"{redact(url)!r} is no database URL that Homing knows; {_HOW}")
+
+
+def _mongodb(url: str, pool_size: int) -> Database:
+    try:
+        from homing.db.mongo import MongoDatabase  # noqa: PLC0415 - its driver is an extra
+    except ImportError:
+        raise SettingsError("MongoDB needs its driver: install homing[mongodb]") from None
+    return MongoDatabase(url, pool_size=pool_size)
 
 
 def _sqlite(url: str, *, makes_file: bool) -> SqliteDatabase:

@@ -1,15 +1,17 @@
 """Numbered SQL files, applied once each, in order, by one process at a time.
 
-A component is a package with `migrations/postgres/NNNN_name.sql` and `migrations/sqlite/…`. What was
-applied is recorded in `homing_migration` with a checksum, so that a file that was changed afterwards
-is noticed instead of believed.
+A component is a package with `migrations/postgres/NNNN_name.sql` and `migrations/sqlite/…`; for MongoDB
+`migrations/mongodb/NNNN_name.json` holds commands that can be run twice. What was applied is recorded in
+`homing_migration` with a checksum, so that a file that was changed afterwards is noticed instead of believed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 from msgspec import Struct
 
@@ -52,7 +54,7 @@ def _of_package(package: str, dialect: Dialect) -> list[Migration]:
     folder = files(package).joinpath("migrations", dialect)
     found = []
     for file in folder.iterdir():
-        version, _, name = file.name.removesuffix(".sql").partition("_")
+        version, _, name = file.name.rpartition(".")[0].partition("_")
         found.append(
             Migration(package.rsplit(".", 1)[-1], int(version), name, file.read_text(encoding="utf-8"))
         )
@@ -96,12 +98,24 @@ async def _apply(database: Database, migration: Migration) -> bool:
 
 def _script(dialect: Dialect, migration: Migration) -> str:
     """The record goes in first: a second process waits for it, and then fails on it before any DDL."""
+    if dialect == "mongodb":
+        return _commands(migration)
     record = (
         "INSERT INTO homing_migration (component, version, name, checksum) VALUES "  # noqa: S608 - ours
         f"('{migration.component}', {migration.version}, '{migration.name}', '{migration.checksum}');\n"
     )
     patience = "SET LOCAL lock_timeout = '60s';\n" if dialect == "postgres" else ""
     return patience + _LEDGER[dialect] + record + migration.sql
+
+
+def _commands(migration: Migration) -> str:
+    record = {
+        "component": migration.component,
+        "version": migration.version,
+        "name": migration.name,
+        "checksum": migration.checksum,
+    }
+    return json.dumps({"record": record, "commands": json.loads(migration.sql)})
 
 
 _LEDGER: dict[Dialect, str] = {
@@ -122,9 +136,15 @@ CREATE TABLE IF NOT EXISTS homing_migration (
 
 
 async def _applied(database: Database) -> dict[tuple[str, int], str]:
-    query = Query("applied", "SELECT component, version, checksum FROM homing_migration", (), writes=False)
+    text = "SELECT component, version, checksum FROM homing_migration"
+    query = Query("applied", text, (), False, _applied_in_mongodb)
     try:
         rows = await database.fetch(query, {})
     except SchemaError:
         return {}
     return {(row["component"], row["version"]): row["checksum"] for row in rows}
+
+
+async def _applied_in_mongodb(session: Any, _parameters: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = await session.find("homing_migration", {})
+    return found

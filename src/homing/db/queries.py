@@ -14,13 +14,16 @@ A fragment is text that several queries of one file share.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from importlib import import_module
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
-Dialect = Literal["postgres", "sqlite"]
+Dialect = Literal["postgres", "sqlite", "mongodb"]
+#: On MongoDB a query is a function of a session and the parameters; its rows.
+Operation = Callable[[Any, Mapping[str, Any]], Awaitable[Any]]
 
 _HEADING = re.compile(r"^-- (name|fragment): (\w+)\s*$", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
@@ -37,13 +40,17 @@ class Query(Struct, frozen=True):
     #: In the order of PostgreSQL's `$1`, `$2`, …
     parameters: tuple[str, ...]
     writes: bool
+    operation: Operation | None = None
 
 
 Queries = Mapping[str, Query]
 
 
 def load_queries(package: str, dialect: Dialect) -> Queries:
-    """The queries of `postgres.sql` or `sqlite.sql` in a package."""
+    """The queries of `postgres.sql`, `sqlite.sql` or `mongo.py` in a package."""
+    if dialect == "mongodb":
+        operations: Mapping[str, Operation] = import_module(f"{package}.mongo").QUERIES
+        return {name: Query(name, "", (), True, operation) for name, operation in operations.items()}
     text = files(package).joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
     return {query.name: query for query in parse_queries(text, dialect)}
 

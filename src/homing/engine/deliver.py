@@ -166,7 +166,8 @@ class Deliverer:
     async def settled(self, claims: Iterable[Claim[Any]]) -> dict[int, Settlement | None]:
         """Wait for claims of ours to end; None for one whose lease was lost or given back."""
         watched = {c.id: flight.watch() for c in claims if (flight := self._flights.get(c.id)) is not None}
-        return {id: await watcher for id, watcher in watched.items()}
+        # Shielded: whoever gives up waiting must not end the wait of the others.
+        return {id: await asyncio.shield(watcher) for id, watcher in watched.items()}
 
     async def progressed(self) -> None:
         """Wait until something that was taken on has ended."""

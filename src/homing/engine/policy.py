@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -61,6 +62,38 @@ class Fixed(Struct, frozen=True):
 
     def __call__(self, failures: int, rand: Rand) -> float:  # noqa: ARG002 - as every backoff is called
         return self.base
+
+
+_WAIT = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_WAIT = 30 * 86400.0
+
+
+class Schedule(Struct, frozen=True):
+    """One wait after the other, as they are listed; past the end the last one."""
+
+    waits: tuple[float, ...]
+
+    def __call__(self, failures: int, rand: Rand) -> float:  # noqa: ARG002 - as every backoff is called
+        return self.waits[min(max(failures, 1), len(self.waits)) - 1]
+
+
+def read_schedule(text: str) -> Schedule:
+    """From `1m,5m,1h`; raises ValueError in words for whoever wrote it."""
+    waits = [_read_wait(part.strip()) for part in text.split(",") if part.strip()]
+    if not waits:
+        raise ValueError("a schedule lists at least one wait, such as 1m,5m,1h")
+    return Schedule(tuple(waits))
+
+
+def _read_wait(text: str) -> float:
+    match = _WAIT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no wait; write a number and s, m, h or d, such as 90s or 1h")
+    wait = float(match[1]) * _UNITS[match[2]]
+    if not 0 < wait <= _LONGEST_WAIT:
+        raise ValueError(f"{text!r} is no wait; it must be more than nothing and at most 30d")
+    return wait
 
 
 class Policy(Struct, frozen=True):

@@ -19,7 +19,10 @@ _LONGEST_PAUSE = 1.0
 class Worker:
     """Feeds one `Deliverer` until it is told to stop."""
 
-    def __init__(self, deliverer: Deliverer, telemetry: Telemetry) -> None:
+    def __init__(
+        self, deliverer: Deliverer, telemetry: Telemetry, *, longest_pause: float = _LONGEST_PAUSE
+    ) -> None:
+        self._longest_pause = longest_pause
         self._deliverer = deliverer
         self._lane = deliverer.lane
         self._telemetry = telemetry
@@ -83,6 +86,6 @@ class Worker:
             async with asyncio.timeout(self._pause):
                 await self._woken.wait()
         except TimeoutError:
-            self._pause = min(max(self._pause * 2, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            self._pause = min(max(self._pause * 2, _SHORTEST_PAUSE), self._longest_pause)
         else:
             self._pause = _SHORTEST_PAUSE

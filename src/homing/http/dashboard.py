@@ -29,6 +29,8 @@ from homing.lanes.dispatch_jobs.look import (
     without_query,
 )
 from homing.lanes.dispatch_jobs.view import JobView, job_number
+from homing.lanes.email_log.log import EmailLog
+from homing.lanes.email_log.view import listed as listed_email
 from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.senders.caught_mail import Shelf
 
@@ -53,6 +55,8 @@ class Dashboard(Controller):
         backlog: NamedDependency[Backlog],
         dispatch_jobs: NamedDependency[DispatchJobs],
         jobs_backlog: NamedDependency[Backlog],
+        emails: NamedDependency[EmailLog],
+        emails_backlog: NamedDependency[Backlog],
         shelf: NamedDependency[Shelf],
         provider: NamedDependency[str],
     ) -> str:
@@ -64,6 +68,8 @@ class Dashboard(Controller):
             jobs_backlog=await jobs_backlog.look(),
             jobs=[(job, host_of(job.target_url)) for job in await latest(dispatch_jobs, _LATEST)],
             targets=await held_back(dispatch_jobs),
+            emails_backlog=await emails_backlog.look(),
+            emails=[listed_email(row) for row in await emails.page(limit=_LATEST)],
             caught=[_listed(row) for row in await shelf.list(30)],
         )
 

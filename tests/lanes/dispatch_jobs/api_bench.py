@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-import msgspec
 from prometheus_client import CollectorRegistry
 from tests.outbox import LogLines
+from tests.tables import Tables
 
-from homing.db import Database, Query, connect
+from homing.db import Database, connect
 from homing.db.migrate import load_migrations, migrate
-from homing.db.queries import parse_queries
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn, Settlement
 from homing.http.app import build_app
 from homing.http.server import serving
@@ -114,13 +113,15 @@ class ApiBench:
             await self.claim(), Bury(Failure(code, message), report=Report(0.1, 500, "oops", {}))
         )
 
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.database)
+
     async def sql(self, statement: str, **parameters: Any) -> list[dict[str, Any]]:
-        query: Query = next(parse_queries(f"-- name: plain\n{statement}", self.database.dialect))
-        query = msgspec.structs.replace(query, writes=not statement.lstrip().upper().startswith("SELECT"))
-        return [dict(row) for row in await self.database.fetch(query, parameters)]
+        return await self.tables.sql(statement, **parameters)
 
     async def stored(self) -> int:
-        return int((await self.sql("SELECT count(*) AS n FROM dispatch_job"))[0]["n"])
+        return len(await self.tables.rows("dispatch_job"))
 
 
 DELIVERED = Complete(Report(0.25, 200, "thanks", {"x-a": "b"}))

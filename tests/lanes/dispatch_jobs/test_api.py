@@ -19,6 +19,7 @@ from tests.lanes.dispatch_jobs.api_bench import (
     moment,
 )
 
+from homing.db.mongo import MongoDatabase
 from homing.lanes.dispatch_jobs.tsid import number_of, time_of
 
 
@@ -109,7 +110,7 @@ async def test_a_completed_job_and_its_attempts(api: ApiBench) -> None:
     assert (waiting["status"], waiting["attemptCount"], waiting["lastError"]) == ("FAILED", 1, "HTTP 503")
     assert (waiting["errorClass"], waiting["waitingFor"]["reason"]) == ("http_503", "retry")
     assert waiting["waitingFor"]["until"] == waiting["nextAttemptAt"]
-    await api.sql("UPDATE dispatch_job SET next_attempt_at = created_at RETURNING id")
+    await api.tables.shift("dispatch_job", ["next_attempt_at"], 1000)
     await api.complete_all()
     done = await api.get(f"jobs/{job['id']}")
     assert (done["status"], done["attemptCount"], done["lastError"]) == ("COMPLETED", 2, None)
@@ -261,7 +262,12 @@ async def test_batches_in_opposite_orders_do_not_deadlock(api: ApiBench) -> None
 
 async def refuse_source(api: ApiBench, source: str) -> None:
     """A row that the database does not take, though we would."""
-    if api.database.dialect == "postgres":
+    if isinstance(api.database, MongoDatabase):
+        found = await api.database.opened.command("listCollections", filter={"name": "dispatch_job"})
+        known = found["cursor"]["firstBatch"][0]["options"]["validator"]
+        also = {"$and": [known, {"source": {"$ne": source}}]}
+        await api.database.opened.command({"collMod": "dispatch_job", "validator": also})
+    elif api.database.dialect == "postgres":
         await api.database.run_script(
             f"ALTER TABLE dispatch_job ADD CONSTRAINT no_such_source CHECK (source <> '{source}')"
         )

@@ -70,7 +70,7 @@ async def test_the_jobs_of_one_error_class_are_listed(api: ApiBench) -> None:
 
 async def test_jobs_that_another_program_ended_are_unclassified(api: ApiBench) -> None:
     job = await api.create()
-    await api.sql("UPDATE dispatch_job SET status = 'ERROR' RETURNING id")
+    await api.tables.change("dispatch_job", {"status": "ERROR"})
     groups = (await api.get("dead"))["groups"]
     assert [(g["errorClass"], g["exampleId"]) for g in groups] == [("unclassified", job["id"])]
     listed = await api.get("dead", errorClass="unclassified")
@@ -98,12 +98,10 @@ async def test_statistics_answer_the_three_questions(api: ApiBench) -> None:
     await api.create_many([{"maxRetries": 5, "source": "c"}])
     await api.settle(await api.claim(), TRY_AGAIN)
     await api.create(source="old")
-    long_ago = "2020-02-01T10:00:00.000Z"
-    await api.sql(f"UPDATE dispatch_job SET created_at = '{long_ago}' WHERE source = 'old' RETURNING id")
-    durations = "CASE type WHEN 'x' THEN 100 ELSE 300 END"
-    await api.sql(
-        f"UPDATE dispatch_job SET duration_millis = {durations} WHERE status = 'COMPLETED' RETURNING id"
-    )
+    long_ago = datetime(2020, 2, 1, 10, tzinfo=UTC)
+    await api.tables.change("dispatch_job", {"created_at": long_ago}, source="old")
+    for type_, millis in (("x", 100), ("y", 300)):
+        await api.tables.change("dispatch_job", {"duration_millis": millis}, status="COMPLETED", type=type_)
     answer = await api.get("statistics")
     assert answer["successBySource"] == [
         {"source": "a", "total": 4, "successful": 3, "successRate": 75.0},
@@ -174,8 +172,7 @@ async def test_a_broken_target_shows_its_breaker(api: ApiBench) -> None:
     (target,) = (await api.get("targets"))["items"]
     assert (target["state"], target["failures"], target["lastError"]) == ("open", 10, "HTTP 503")
     assert moment(target["until"]) > datetime.now(UTC)
-    past = "2020-01-01T00:00:00.000Z"
-    await api.sql(f"UPDATE homing_target SET open_until = '{past}' RETURNING target")
+    await api.tables.change("homing_target", {"open_until": datetime(2020, 1, 1, tzinfo=UTC)})
     assert (await api.get("targets"))["items"][0]["state"] == "half_open"
     resumed = await api.post("targets/resume", {"targetUrl": URL})
     assert (resumed["state"], resumed["failures"]) == ("closed", 0)

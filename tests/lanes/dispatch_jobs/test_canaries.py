@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.jobs import JobBench, job_bench
 
+from homing.db.mongo import MongoDatabase
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 
 BEARER = "canary-bearer/5f1d"
@@ -112,6 +113,10 @@ async def _validate(api: httpx.AsyncClient, sink: HttpSink, credentials: str) ->
 
 async def _whole_database(bench: JobBench, database_url: str) -> str:
     """Every byte of an SQLite file and its log; every row of every table as text on PostgreSQL."""
+    if isinstance(bench.homing.jobs_database, MongoDatabase):
+        opened = bench.homing.jobs_database.opened
+        found = [await opened[name].find().to_list() for name in await opened.list_collection_names()]
+        return repr(found)
     if bench.homing.database.dialect == "sqlite":
         file = Path("/" + urlsplit(database_url).path.lstrip("/"))
         return "".join(

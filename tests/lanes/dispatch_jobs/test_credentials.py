@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 import standardwebhooks
+from tests.jobs import job
+from tests.tables import Tables
 
 from homing import VerificationError, verify
 from homing.db import Database, Query, Row, connect
 from homing.db.migrate import load_migrations, migrate
-from homing.db.queries import parse_queries
 from homing.errors import InvalidRequest, NotAllowed, NotFound, Unreachable
 from homing.lanes.dispatch_jobs.credentials import (
     CreateCredentials,
@@ -28,6 +29,8 @@ from homing.lanes.dispatch_jobs.credentials import (
     UnreadableSecrets,
 )
 from homing.lanes.dispatch_jobs.credentials.cache import Cache
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.tsid import text_of, time_of
 from homing.signatures import make_private_key, public_key_of
 from homing.vault import Vault
@@ -63,21 +66,18 @@ class Bench:
         """As another process has it, with its own cache and perhaps other keys."""
         return Credentials(self.database, Vault(keys or [KEY]), clock=self.ticks)
 
-    async def sql(self, statement: str, **parameters: Any) -> list[dict[str, Any]]:
-        query: Query = next(parse_queries(f"-- name: plain\n{statement}", self.database.dialect))
-        return [dict(row) for row in await self.database.fetch(query, parameters)]
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.database)
 
     async def row(self, id: int) -> dict[str, Any]:
-        return (await self.sql("SELECT * FROM dispatch_credentials WHERE id = :id", id=id))[0]
+        (row,) = await self.tables.rows("dispatch_credentials", id=id)
+        return {**dict.fromkeys(SEALED), **row}
 
     async def add_job(self, credentials_id: int, status: str) -> None:
-        await self.sql(
-            "INSERT INTO dispatch_job "
-            "(id, source, type, target_url, target, payload, credentials_id, status) VALUES "
-            "(:id, 's', 't', 'https://a.example', 'https://a.example:443', '{}', :credentials_id, :status) "
-            "RETURNING id",
-            id=credentials_id + 1, credentials_id=credentials_id, status=status,
-        )  # fmt: skip
+        jobs = DispatchJobs(self.database, Targets(slots=1, connections=1), owner="test", lease_seconds=60)
+        (made,) = await jobs.enqueue([job("https://a.example", credentials_id=credentials_id)])
+        await self.tables.change("dispatch_job", {"status": status}, id=made.id)
 
     async def secrets(self, id: int, credentials: Credentials | None = None) -> Secrets:
         found = await (credentials or self.credentials).get(id)
@@ -341,10 +341,7 @@ async def test_rotating_again_within_the_grace_time(bench: Bench) -> None:
 async def test_an_ended_grace_time_is_over(bench: Bench) -> None:
     id = id_of(await bench.credentials.create(CreateCredentials(bearer_token="b1", signing_secret="s1")))
     await bench.credentials.rotate(id, RotateCredentials(signing_secret="s2"))
-    past = {"postgres": "now() - interval '1 second'", "sqlite": "'2020-01-01T00:00:00.000Z'"}
-    await bench.sql(
-        f"UPDATE dispatch_credentials SET previous_until = {past[bench.database.dialect]} RETURNING id"
-    )
+    await bench.tables.change("dispatch_credentials", {"previous_until": datetime(2020, 1, 1, tzinfo=UTC)})
     assert (await bench.credentials.describe(id))["previous_until"] is None
     await bench.credentials.rotate(id, RotateCredentials(bearer_token="b2"))
     now = datetime.now(UTC)
@@ -466,9 +463,7 @@ async def test_new_credentials_are_found_soon(bench: Bench) -> None:
     row = await bench.row(id)
     await bench.credentials.delete(id)
     assert await elsewhere.get(id) is None
-    names = ", ".join(row)
-    marks = ", ".join(f":{name}" for name in row)
-    await bench.sql(f"INSERT INTO dispatch_credentials ({names}) VALUES ({marks}) RETURNING id", **row)
+    await bench.tables.insert("dispatch_credentials", row)
     assert await elsewhere.get(id) is None, "for a second it is not looked for again"
     bench.ticks.now += 1.1
     assert isinstance(await elsewhere.get(id), Secrets)
@@ -573,10 +568,7 @@ async def test_secrets_that_cannot_be_opened_are_a_value(bench: Bench) -> None:
 async def test_a_secret_moved_to_another_row_is_not_used(bench: Bench) -> None:
     victim, attacker = [id_of(await bench.credentials.create(GIVEN)) for _ in range(2)]
     sealed = (await bench.row(victim))["bearer_token"]
-    await bench.sql(
-        "UPDATE dispatch_credentials SET bearer_token = :sealed WHERE id = :id RETURNING id",
-        sealed=sealed, id=attacker,
-    )  # fmt: skip
+    await bench.tables.change("dispatch_credentials", {"bearer_token": sealed}, id=attacker)
     found = await bench.credentials.get(attacker)
     assert isinstance(found, UnreadableSecrets)
     assert "another row or column" in found.message
@@ -624,6 +616,6 @@ async def test_rewrap_leaves_what_it_cannot_open_or_what_was_just_changed(bench:
 async def test_rewrap_drops_what_counts_no_more(bench: Bench) -> None:
     id = id_of(await bench.credentials.create(GIVEN))
     await bench.credentials.rotate(id, RotateCredentials())
-    await bench.sql("UPDATE dispatch_credentials SET previous_until = NULL RETURNING id")
+    await bench.tables.change("dispatch_credentials", {"previous_until": None})
     await rewrapped(bench.another(OTHER_KEY, KEY))
     assert (await bench.row(id))["previous_signing_secret"] is None

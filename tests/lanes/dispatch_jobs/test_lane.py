@@ -409,7 +409,7 @@ async def test_another_process_sees_changed_credentials_within_five_seconds(
     async with job_bench(database_url) as one, job_bench(database_url) as other:
         now = 1000.0
         vault = Vault.from_setting("A" * 43 + "=")
-        other.homing.credentials = Credentials(other.homing.database, vault, clock=lambda: now)
+        other.homing.credentials = Credentials(other.homing.jobs_database, vault, clock=lambda: now)
         used = await credentials(one)
         await other.create(sink.url, credentials_id=used)
         await other.run_batch()
@@ -506,7 +506,7 @@ async def test_retry_after_is_obeyed_where_it_is_longer_than_the_strategy(
     lane.deliverer._rand = lambda: 0.0
     for status, asked, expected in ((429, "100", 100), (503, "5", 30), (500, "100", 30), (404, "100", 30)):
         sink.script = _asking_to_wait(status, asked)
-        await lane.sql("DELETE FROM homing_target RETURNING 1 AS one")
+        await lane.tables.delete("homing_target")
         lane.forget_targets()
         assert await waits_of(lane, sink.url, "fixed", 1) == [expected], status
 

@@ -125,7 +125,7 @@ async def _claim_at_once(stores: Sequence[JobBench]) -> list[Claim[Job]]:
 async def test_concurrent_creates_have_one_order_and_it_is_the_order_of_delivery(database_url: str) -> None:
     async with job_benches(database_url, 8) as stores:
         made = await asyncio.gather(*(_create_one_by_one(store, 10) for store in stores))
-        rows = await stores[0].sql("SELECT id, position FROM dispatch_job ORDER BY position")
+        rows = sorted(await stores[0].tables.rows("dispatch_job"), key=lambda row: row["position"])
         assert len({row["position"] for row in rows}) == 80
         delivered = await drain(stores[0])
         assert delivered == [row["id"] for row in rows]
@@ -177,19 +177,12 @@ async def test_a_scheduled_head_holds_its_group(lane: JobBench) -> None:
 async def test_a_head_of_a_paused_target_holds_its_group(lane: JobBench) -> None:
     (head,) = await create(lane, 1, url="https://paused.example/")
     others = await create(lane, 2)
-    await lane.sql(
-        "INSERT INTO homing_target (target, paused_until) "
-        "VALUES ('https://paused.example:443', :t) RETURNING target",
-        t=_moment(lane, 3600),
-    )
+    until = datetime.now(UTC) + timedelta(hours=1)
+    target = "https://paused.example:443"
+    await lane.jobs.run("pause_target", target=target, until=lane.time(until), reason="x")
     assert await claimed(lane) == []
     await lane.jobs.run("resume_target", target="https://paused.example:443")
     assert await drain(lane) == [head, *others]
-
-
-def _moment(lane: JobBench, seconds: float) -> datetime | str | None:
-    moment = datetime.now(UTC) + timedelta(seconds=seconds)
-    return moment if lane.homing.database.dialect == "postgres" else iso(moment)
 
 
 @pytest.mark.parametrize("by", ["sweep", "claim"])
@@ -277,17 +270,13 @@ async def test_a_release_of_the_head_keeps_it_the_head(lane: JobBench) -> None:
 # ── others' SQL ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE dispatch_job SET status = 'CANCELLED' WHERE id = :id RETURNING id",
-        "UPDATE dispatch_job SET status = 'COMPLETED' WHERE id = :id RETURNING id",
-        "DELETE FROM dispatch_job WHERE id = :id RETURNING id",
-    ],
-)
-async def test_a_head_that_somebody_ended_by_hand_is_noticed(lane: JobBench, statement: str) -> None:
+@pytest.mark.parametrize("status", ["CANCELLED", "COMPLETED", "deleted"])
+async def test_a_head_that_somebody_ended_by_hand_is_noticed(lane: JobBench, status: str) -> None:
     stuck, fine = await create(lane, 3, "stuck"), await create(lane, 2, "fine")
-    await lane.sql(statement, id=stuck[0])
+    if status == "deleted":
+        await lane.tables.delete("dispatch_job", id=stuck[0])
+    else:
+        await lane.change(stuck[0], status=status)
     assert await claimed(lane) == fine[:1], "nobody has told the others"
     await lane.jobs.sweep(10)
     assert await claimed(lane) == stuck[1:2]
@@ -310,15 +299,9 @@ async def test_the_database_itself_refuses_a_second_that_is_ready(lane: JobBench
     for status in ("PENDING", "FAILED", "IN_PROGRESS"):
         await lane.change(head, status=status)
         with pytest.raises(Refused):
-            await lane.sql(
-                f"UPDATE dispatch_job SET ready = {_true(lane)} WHERE id = :id RETURNING id", id=second
-            )
+            await lane.change(second, ready=True)
     await lane.change(head, status="COMPLETED")
-    await lane.sql(f"UPDATE dispatch_job SET ready = {_true(lane)} WHERE id = :id RETURNING id", id=second)
-
-
-def _true(lane: JobBench) -> str:
-    return "true" if lane.homing.database.dialect == "postgres" else "1"
+    await lane.change(second, ready=True)
 
 
 async def test_an_ordered_job_needs_a_group(lane: JobBench) -> None:

@@ -21,6 +21,13 @@ from homing.testing.http_sink import HttpSink
 URL = "https://partner.example/hooks"
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """There is no SQL on MongoDB: there jobs come by the API, and what is incomplete is refused."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
 @pytest.fixture
 async def lane(database_url: str) -> AsyncIterator[JobBench]:
     async with job_bench(database_url) as opened:

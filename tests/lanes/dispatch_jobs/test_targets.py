@@ -296,8 +296,7 @@ async def test_a_receiver_gets_no_more_in_a_while_than_its_rate(database_url: st
 
 async def pause(store: JobBench, target: str, seconds: float, reason: str = "maintenance") -> None:
     until = datetime.now(UTC) + timedelta(seconds=seconds)
-    moment = until if store.homing.database.dialect == "postgres" else iso(until)
-    await store.jobs.run("pause_target", target=target, until=moment, reason=reason)
+    await store.jobs.run("pause_target", target=target, until=store.time(until), reason=reason)
 
 
 async def test_a_paused_target_holds_its_own_jobs_and_no_others(database_url: str) -> None:
@@ -368,11 +367,8 @@ async def test_one_silent_target_never_holds_more_than_its_share(database_url: s
             for _ in range(5):
                 ids = await lane.create(healthy.url, 20)
                 await healthy.received(healthy.count + 20)
-                rows = await lane.sql(
-                    "SELECT count(*) AS n FROM dispatch_job WHERE status = 'IN_PROGRESS' AND target = :t",
-                    t=silent.url,
-                )
-                held.append(rows[0]["n"])
+                rows = await lane.tables.rows("dispatch_job", status="IN_PROGRESS", target=silent.url)
+                held.append(len(rows))
 
                 async def done(ids: list[int] = ids) -> bool:
                     return set(await lane.states(ids)) == {"COMPLETED"}
@@ -437,8 +433,8 @@ async def test_a_success_that_takes_longer_than_a_poll_closes_the_breaker(databa
                 return await lane.states([id]) == ["COMPLETED"]
 
             await eventually(done)
-        (target,) = await lane.sql("SELECT failures, open_until FROM homing_target")
-    assert (target["failures"], target["open_until"]) == (0, None)
+        (target,) = await lane.tables.rows("homing_target")
+    assert (target["failures"], target.get("open_until")) == (0, None)
 
 
 async def test_what_is_due_is_found_behind_more_targets_than_one_look_takes_in(
@@ -464,11 +460,7 @@ async def test_header_rows_of_others_cannot_say_what_is_ours_to_say(database_url
     async with HttpSink() as receiver, job_bench(database_url) as lane:
         (id,) = await lane.create(receiver.url, headers={"X-Mine": "1"})
         for name in ("Webhook-Id", "Authorization", "content-type", "X-FLOWCATALYST-SIGNATURE"):
-            await lane.sql(
-                "INSERT INTO dispatch_job_headers (dispatch_job_id, header_name, header_value) "
-                "VALUES (:id, :name, 'evil') RETURNING 1 AS one",
-                id=id, name=name,
-            )  # fmt: skip
+            await lane.tables.add_header(id, name, "evil")
         await lane.run_until_idle()
         (request,) = await receiver.received(1)
     assert "evil" not in [value for _, value in request.headers]
@@ -497,7 +489,7 @@ async def test_what_we_lack_ourselves_costs_a_job_nothing(
         row = await lane.row(id)
         assert (row["status"], row["attempt_count"], row["error_class"]) == ("PENDING", 0, "out_of_resources")
         assert await lane.attempts(id) == []
-        assert await lane.sql("SELECT target FROM homing_target") == []
+        assert await lane.tables.rows("homing_target") == []
 
 
 async def test_an_id_that_was_deleted_is_not_given_out_again(sqlite_url: str) -> None:

@@ -30,8 +30,8 @@ from homing.lanes.dispatch_jobs.openapi import (
     errors,
 )
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules
-from homing.lanes.dispatch_jobs.placing import BatchReply, BatchRequest, JobOrders, Rejection
-from homing.lanes.dispatch_jobs.search import JobSearch
+from homing.lanes.dispatch_jobs.placing import BatchReply, BatchRequest, JobOrders, Rejection, any_queue
+from homing.lanes.dispatch_jobs.search import JobSearch, open_search
 from homing.lanes.dispatch_jobs.statistics import JobStatistics, Statistics
 from homing.lanes.dispatch_jobs.target_desk import (
     LimitRequest,
@@ -379,12 +379,13 @@ def job_dependencies(
     *,
     known_credentials: Callable[[int], Awaitable[bool]],
     probe: Probe,
+    known_queue: Callable[[str], Awaitable[bool]] = any_queue,
 ) -> dict[str, Any]:
     """What the handlers of `ROUTES` ask for, by name."""
-    search = JobSearch(jobs)
+    search = open_search(jobs)
     return {
         "dispatch_jobs": jobs,
-        "job_orders": JobOrders(jobs, telemetry, rules, known_credentials),
+        "job_orders": JobOrders(jobs, telemetry, rules, known_credentials, known_queue),
         "job_search": search,
         "job_bulk": BulkActions(jobs, search),
         "dead_jobs": DeadJobs(jobs, search),

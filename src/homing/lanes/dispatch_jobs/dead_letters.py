@@ -1,12 +1,13 @@
-"""Dead letters: a webhook of its own for each job that ended in ERROR."""
+"""Dead letters: a webhook of its own, or a message in a queue, for each job that ended in ERROR."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from homing.brokers.base import Broker, Publication, Queue
 from homing.db import Row, iso
 from homing.errors import SettingsError
 from homing.lanes.dispatch_jobs.job import NewJob
@@ -15,16 +16,19 @@ from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 
 SOURCE, TYPE = "homing", "homing.job.dead"
 _MAX_RETRIES = 10
+_QUEUE = "queue:"
 
 
 def make_dead_letters(
     url: str | None, credentials_id: str | None, url_refusal: Callable[[str], str | None]
 ) -> Callable[[Row], NewJob | None] | None:
     """What turns a dead job into a letter, as the settings ask for; None when nobody is to be told."""
-    if url is None:
+    if url is None or url.startswith(_QUEUE):
         return None
     if url.startswith(("sqs:", "amqp:", "amqps:", "kafka:")):
-        raise SettingsError("HOMING_JOBS_DEAD_LETTER_URL: queues are to come; name a webhook")
+        raise SettingsError(
+            "HOMING_JOBS_DEAD_LETTER_URL: name a webhook, or queue:NAME for a queue of the jobs' broker"
+        )
     if (refusal := url_refusal(url)) is not None:
         raise SettingsError(f"HOMING_JOBS_DEAD_LETTER_URL cannot be used: {refusal}")
     credentials = _credentials(credentials_id)
@@ -36,6 +40,41 @@ def make_dead_letters(
         return _letter(row, url, credentials)
 
     return letter
+
+
+class QueuedLetters:
+    """The same event, as a message in a queue of the jobs' broker."""
+
+    def __init__(self, queue: Queue, broker: Callable[[], Broker | None]) -> None:
+        self._queue = queue
+        self._broker = broker
+
+    async def send(self, rows: Sequence[Row]) -> list[int]:
+        """The ids of those that the broker keeps now; the others are tried again."""
+        broker = self._broker()
+        if broker is None:
+            return []
+        publications = [
+            Publication(msgspec.json.encode(_event(row)), group=text_of(row["id"]), dedup=_once(row))
+            for row in rows
+        ]
+        refused = await broker.publish(self._queue, publications)
+        return [row["id"] for row, failure in zip(rows, refused, strict=True) if failure is None]
+
+
+def make_queued_letters(url: str | None, broker: Callable[[], Broker | None]) -> QueuedLetters | None:
+    """For `queue:NAME`; else None."""
+    if url is None or not url.startswith(_QUEUE):
+        return None
+    name = url.removeprefix(_QUEUE)
+    if not name:
+        raise SettingsError("HOMING_JOBS_DEAD_LETTER_URL: name the queue, as in queue:homing-dead-letters")
+    return QueuedLetters(Queue(name), broker)
+
+
+def _once(row: Row) -> str:
+    """One letter for each end: a job that is requeued and dies again is told of again."""
+    return f"{row['id']}:{row['claim_seq']}:{row['attempt_count']}"
 
 
 def _credentials(text: str | None) -> int | None:
@@ -58,8 +97,7 @@ def _letter(row: Row, url: str, credentials_id: int | None) -> NewJob:
         credentials_id=credentials_id,
         payload=msgspec.json.encode(_event(row)).decode(),
         max_retries=_MAX_RETRIES,
-        # One letter for each end: a job that is requeued and dies again is told of again.
-        idempotency_key=f"{row['id']}:{row['claim_seq']}:{row['attempt_count']}",
+        idempotency_key=_once(row),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -93,6 +93,7 @@ class DispatchJobs(SqlStore[Job]):
         breaking: Breaking | None = None,
         telemetry: Telemetry | None = None,
         dead_letter: Callable[[Row], NewJob | None] | None = None,
+        queued_letters: Callable[[Sequence[Row]], Awaitable[list[int]]] | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         super().__init__(
@@ -110,6 +111,7 @@ class DispatchJobs(SqlStore[Job]):
         self._holdings = Holdings(lease_seconds, monotonic)
         self._telemetry = telemetry or Telemetry()
         self._dead_letter = dead_letter
+        self._queued_letters = queued_letters
         self._monotonic = monotonic
         #: Where the last look at targets ended; empty when it saw them all.
         self._seen_up_to = ""
@@ -169,8 +171,24 @@ class DispatchJobs(SqlStore[Job]):
         return claims
 
     async def claim_one(self, id: int) -> Claim[Job] | None:
-        """This job, if it is due and nobody's."""
-        claims = self._claims(await self.run("claim_one", id=id))
+        """This job, if it is due and nobody's, and its target has no limits."""
+        return self._taken(await self.run("claim_one", id=id))
+
+    async def claim_these(self, ids: Sequence[int]) -> list[Claim[Job] | None]:
+        """The same for several in one statement. One that is named twice is claimed for the first."""
+        claims = self._claims(await self.run("claim_these", ids=_encode(ids).decode()))
+        self._holdings.take(claims)
+        found = {claim.id: claim for claim in claims}
+        return [found.pop(id, None) for id in ids]
+
+    async def claim_one_limited(self, id: int) -> Claim[Job] | None:
+        """The same where the target has limits, which hold over all processes."""
+        results = await self.run_together(["lock_target_of", "claim_one_limited"], id=id)
+        return self._taken(results["claim_one_limited"])
+
+    def _taken(self, rows: Sequence[Row]) -> Claim[Job] | None:
+        claims = self._claims(rows)
+        self._holdings.take(claims)
         return claims[0] if claims else None
 
     # ── settle ───────────────────────────────────────────────────────────────────────────────────
@@ -256,6 +274,8 @@ class DispatchJobs(SqlStore[Job]):
         ended = await self._expire(limit)
         if self._dead_letter is not None:
             await self._announce_the_dead(self._dead_letter, limit)
+        if self._queued_letters is not None:
+            await self._send_letters(self._queued_letters, limit)
         if self._monotonic() >= self._chores_at:
             self._chores_at = self._monotonic() + _CHORES_EVERY
             await self.run("make_attempt_weeks")
@@ -284,6 +304,12 @@ class DispatchJobs(SqlStore[Job]):
             ids=_encode([row["id"] for row in rows]).decode(),
         )
         self.database.announce(CHANNEL)
+
+    async def _send_letters(self, send: Callable[[Sequence[Row]], Awaitable[list[int]]], limit: int) -> None:
+        """First sent, then noted: a crash in between repeats a letter, and loses none."""
+        rows = await self.run("dead_letters", limit=limit)
+        if rows and (sent := await send(rows)):
+            await self.run("dead_letters_sent", ids=_encode(sent).decode())
 
     async def _mend_groups(self, limit: int) -> None:
         rows = await self.run("stuck_groups", after=self._cursors.get("groups", ""), limit=limit)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from homing.db import Dialect
-from homing.db.queries import parse_queries
 from homing.lanes.dispatch_jobs.filters import Filter
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
-from homing.lanes.dispatch_jobs.search import JobSearch
+from homing.lanes.dispatch_jobs.search import open_search
 from homing.lanes.dispatch_jobs.target_desk import TargetView, target_view
 from homing.lanes.dispatch_jobs.view import Attempt, JobSummary, JobView, attempted, listed, shown
 
 #: Nobody reads a longer list.
 MOST_HELD_BACK: Final = 100
-
-_NOW: Mapping[Dialect, str] = {"postgres": "now()", "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"}
-_HELD_BACK = """-- name: held_back
-SELECT t.*, {now} AS now FROM homing_target AS t
-WHERE t.paused_until > {now} OR t.open_until IS NOT NULL
-ORDER BY t.target LIMIT :most
-"""
 
 
 def host_of(url: str) -> str:
@@ -56,14 +47,12 @@ async def attempts_of(jobs: DispatchJobs, id: int) -> list[Attempt]:
 
 
 async def latest(jobs: DispatchJobs, count: int) -> list[JobSummary]:
-    search = JobSearch(jobs)
+    search = open_search(jobs)
     places = await search.places(Filter(), 0, limit=count)
     return [listed(row) for row in await search.rows([place.id for place in places])]
 
 
 async def held_back(jobs: DispatchJobs) -> Sequence[TargetView]:
     """Targets that are paused or whose breaker is open, half or whole: their jobs wait."""
-    dialect = jobs.database.dialect
-    query = next(parse_queries(_HELD_BACK.format(now=_NOW[dialect]), dialect))
-    rows = await jobs.database.fetch(query, {"most": MOST_HELD_BACK})
+    rows = await jobs.run("held_back", most=MOST_HELD_BACK)
     return [target_view(row) for row in rows]

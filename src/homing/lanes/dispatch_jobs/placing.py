@@ -55,6 +55,17 @@ class Placed(Struct, frozen=True):
     ordered: Ordered
 
 
+async def any_queue(_url: str) -> bool:
+    """Where there is no broker, nobody minds what queue a job names."""
+    return True
+
+
+def unknown_queue() -> InvalidRequest:
+    return InvalidRequest(
+        "queueUrl: is none of the queues of GET /api/config; add it by PUT, or leave it out", "queueUrl"
+    )
+
+
 class JobOrders:
     """Orders that arrive at the same time share one insert."""
 
@@ -64,17 +75,21 @@ class JobOrders:
         telemetry: Telemetry,
         rules: Rules,
         known_credentials: Callable[[int], Awaitable[bool]],
+        known_queue: Callable[[str], Awaitable[bool]] = any_queue,
     ) -> None:
         self._jobs = jobs
         self._telemetry = telemetry
         self._rules = rules
         self._known_credentials = known_credentials
+        self._known_queue = known_queue
         self._coalesced: Batched[NewJob, Ordered] = Batched(jobs.enqueue)
 
     async def place(self, body: bytes) -> Placed:
         order = read_order(body, self._rules)
         if order.credentials_id is not None and not await self._known_credentials(order.credentials_id):
             raise unknown_credentials()
+        if order.queue_url is not None and not await self._known_queue(order.queue_url):
+            raise unknown_queue()
         ordered = await self._enqueue(order)
         if ordered.verdict == "conflict":
             raise NotAllowed(_conflict(ordered.id))
@@ -122,7 +137,16 @@ class JobOrders:
         known = {id for id in named if id is not None and await self._known_credentials(id)} | {None}
         return [
             unknown_credentials() if isinstance(one, NewJob) and one.credentials_id not in known else one
-            for one in read
+            for one in await self._with_known_queues(read)
+        ]
+
+    async def _with_known_queues(
+        self, read: Sequence[NewJob | InvalidRequest]
+    ) -> list[NewJob | InvalidRequest]:
+        named = {one.queue_url for one in read if isinstance(one, NewJob)} - {None}
+        unknown = {url for url in named if url is not None and not await self._known_queue(url)}
+        return [
+            unknown_queue() if isinstance(one, NewJob) and one.queue_url in unknown else one for one in read
         ]
 
     def _read(self, item: msgspec.Raw) -> NewJob | InvalidRequest:

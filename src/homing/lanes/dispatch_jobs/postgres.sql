@@ -102,12 +102,14 @@ WITH flying AS MATERIALIZED (
 SELECT * FROM claimed
 
 -- name: claim_one
--- For a broker's message: that job, if it is due, its turn, and nobody's.
+-- For a broker's message: that job, if it is due, its turn, and nobody's. Of a target that has limits, or whose
+-- breaker is not closed, nothing is claimed here but by `claim_one_limited`, after a lock.
 WITH candidate AS MATERIALIZED (
     SELECT j.id
     FROM dispatch_job AS j LEFT JOIN homing_target AS t ON t.target = j.target
     WHERE j.id = :id AND j.ready AND j.status IN ('PENDING', 'FAILED') AND j.next_attempt_at <= now()
-      AND coalesce(t.paused_until <= now(), true) AND coalesce(t.open_until <= now(), true)
+      AND coalesce(t.paused_until <= now(), true)
+      AND t.open_until IS NULL AND t.max_concurrency IS NULL AND t.rate_per_second IS NULL
     FOR UPDATE OF j SKIP LOCKED
 )
 UPDATE dispatch_job AS o
@@ -118,6 +120,147 @@ SET status = 'IN_PROGRESS',
     updated_at = now()
 WHERE o.id = ANY (ARRAY(SELECT id FROM candidate))
 RETURNING {claimed}
+
+-- name: claim_these
+-- The same for several, whose messages came at the same time.
+WITH candidates AS MATERIALIZED (
+    SELECT j.id
+    FROM dispatch_job AS j LEFT JOIN homing_target AS t ON t.target = j.target
+    WHERE j.id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+      AND j.ready AND j.status IN ('PENDING', 'FAILED') AND j.next_attempt_at <= now()
+      AND coalesce(t.paused_until <= now(), true)
+      AND t.open_until IS NULL AND t.max_concurrency IS NULL AND t.rate_per_second IS NULL
+    ORDER BY j.id
+    FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE dispatch_job AS o
+SET status = 'IN_PROGRESS',
+    claim_seq = o.claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds),
+    updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM candidates))
+RETURNING {claimed}
+
+-- name: lock_target_of
+-- The next statement then sees what others have claimed of the target.
+SELECT target FROM homing_target WHERE target = (SELECT target FROM dispatch_job WHERE id = :id) FOR UPDATE
+
+-- name: claim_one_limited
+WITH candidate AS MATERIALIZED (
+    SELECT j.id
+    FROM dispatch_job AS j JOIN homing_target AS t ON t.target = j.target
+    WHERE j.id = :id AND j.ready AND j.status IN ('PENDING', 'FAILED') AND j.next_attempt_at <= now()
+      AND coalesce(t.paused_until <= now(), true) AND coalesce(t.open_until <= now(), true)
+      AND CASE WHEN t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL
+               THEN CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END
+                    > (SELECT count(*) FROM dispatch_job AS f WHERE f.status = 'IN_PROGRESS' AND f.target = t.target)
+               ELSE true END
+      AND coalesce(least(greatest(t.rate_per_second, 1),
+                         t.tokens + t.rate_per_second * extract(epoch FROM now() - t.tokens_at)) >= 1, true)
+    FOR UPDATE OF j SKIP LOCKED
+), claimed AS (
+    UPDATE dispatch_job AS o
+    SET status = 'IN_PROGRESS',
+        claim_seq = o.claim_seq + 1,
+        locked_by = :owner,
+        lease_expires_at = now() + make_interval(secs => :lease_seconds),
+        updated_at = now()
+    WHERE o.id = ANY (ARRAY(SELECT id FROM candidate))
+    RETURNING {claimed}
+), spent AS (
+    UPDATE homing_target AS t
+    SET tokens = least(greatest(t.rate_per_second, 1),
+                       t.tokens + t.rate_per_second * extract(epoch FROM now() - t.tokens_at)) - 1,
+        tokens_at = now()
+    FROM claimed
+    WHERE t.target = claimed.target AND t.rate_per_second IS NOT NULL
+)
+SELECT * FROM claimed
+
+-- name: hold_up
+-- Why a job could not be claimed by its id, and for how many seconds.
+SELECT o.status, o.ready, o.group_id,
+    greatest(0, extract(epoch FROM o.next_attempt_at - now()))::double precision AS due_in,
+    greatest(0, extract(epoch FROM o.lease_expires_at - now()))::double precision AS leased_for,
+    greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for,
+    t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL OR t.rate_per_second IS NOT NULL AS limited
+FROM dispatch_job AS o LEFT JOIN homing_target AS t ON t.target = o.target
+WHERE o.id = :id
+
+-- name: postpone_unsent
+-- What is to be looked at and not to be sent yet: before its time, or sent and perhaps still on its way. Only
+-- the first are looked at, so that a million of others costs nothing.
+WITH first AS MATERIALIZED (
+    SELECT id, next_attempt_at, queued
+    FROM dispatch_job
+    WHERE status IN ('PENDING', 'FAILED') AND queue_at <= now()
+    ORDER BY queue_at, id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+), early AS (
+    SELECT id FROM first
+    WHERE next_attempt_at > now() - CASE WHEN queued THEN make_interval(secs => :window) ELSE interval '0' END
+)
+UPDATE dispatch_job AS o
+SET queue_at = o.next_attempt_at + CASE WHEN o.queued THEN make_interval(secs => :window) ELSE interval '0' END
+WHERE o.id = ANY (ARRAY(SELECT id FROM early))
+RETURNING o.id
+
+-- name: claim_unsent
+-- What was never sent to its queue and is due, and what was sent and has not been heard of since. The window in
+-- which nobody sends it again doubles: a long queue is no loss.
+WITH first AS MATERIALIZED (
+    SELECT id, next_attempt_at, queued
+    FROM dispatch_job
+    WHERE status IN ('PENDING', 'FAILED') AND queue_at <= now()
+    ORDER BY queue_at, id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+), unsent AS (
+    SELECT id FROM first
+    WHERE next_attempt_at <= now() - CASE WHEN queued THEN make_interval(secs => :window) ELSE interval '0' END
+)
+UPDATE dispatch_job AS o
+SET queue_at = now() + make_interval(secs => :window) * 2 ^ least(o.send_number, 6),
+    queued = true,
+    send_number = o.send_number + 1
+WHERE o.id = ANY (ARRAY(SELECT id FROM unsent))
+RETURNING o.id, o.send_number AS fence, o.queue_url, CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group
+
+-- name: settle_unsent
+-- Those that the broker did not take: due for it again after a while.
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint, delay double precision)
+), held AS MATERIALIZED (
+    SELECT id, send_number FROM dispatch_job WHERE id = ANY (ARRAY(SELECT id FROM batch)) ORDER BY id FOR UPDATE
+)
+UPDATE dispatch_job AS o
+SET queue_at = now() + make_interval(secs => batch.delay), queued = false
+FROM batch JOIN held ON held.id = batch.id AND held.send_number = batch.fence
+WHERE o.id = batch.id
+RETURNING o.id
+
+-- name: seen_in_queue
+-- A message of this job was there and goes on waiting: not lost.
+UPDATE dispatch_job AS o
+SET queue_at = now() + make_interval(secs => :delay) + make_interval(secs => :window), queued = true
+WHERE o.id = :id AND o.status IN ('PENDING', 'FAILED')
+RETURNING o.id
+
+-- name: unsent
+-- Counted up to a limit: that there are many is what somebody wants to know.
+SELECT count(*) AS count, extract(epoch FROM now() - min(queue_at))::double precision AS age
+FROM (SELECT queue_at FROM dispatch_job WHERE status IN ('PENDING', 'FAILED') AND queue_at <= now()
+      ORDER BY queue_at LIMIT :limit) AS waiting
+
+-- name: router_config
+SELECT config::text AS config, version FROM homing_router_config
+
+-- name: put_router_config
+INSERT INTO homing_router_config AS c (config) VALUES (:config::json)
+ON CONFLICT (id) DO UPDATE SET config = excluded.config, version = c.version + 1, updated_at = now()
+RETURNING c.version
 
 -- name: claim_lost
 -- Jobs that lost their worker for the fourth time and more: taken over, to be charged by the policy.
@@ -429,12 +572,12 @@ WITH batch AS MATERIALIZED (
     INSERT INTO dispatch_job (
         id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,
         payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for, expires_at,
-        idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, ready,
+        idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, queue_at, ready,
         position)
     SELECT id, homing_tsid_time(id), homing_tsid_time(id), external_id, source, type, group_id, target_url, target,
         protocol, payload, payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for,
         expires_at, idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, headers IS NOT NULL,
-        greatest(scheduled_for, now()), ordering = 'none', position
+        greatest(scheduled_for, now()), greatest(scheduled_for, now()), ordering = 'none', position
     FROM batch
     ORDER BY idempotency_key, source, type, target_url, number
     ON CONFLICT (idempotency_key, source, type, md5(target_url)) WHERE idempotency_key IS NOT NULL DO NOTHING
@@ -507,6 +650,8 @@ UPDATE dispatch_job AS o
 SET status = 'PENDING',
     attempts_before = o.attempt_count,
     next_attempt_at = greatest(o.scheduled_for, now()),
+    queue_at = greatest(o.scheduled_for, now()),
+    queued = false,
     expires_at = CASE WHEN o.expires_at <= now() THEN NULL ELSE o.expires_at END,
     completed_at = NULL,
     duration_millis = NULL,
@@ -536,6 +681,12 @@ RETURNING o.id
 
 -- name: targets
 SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target > :after ORDER BY t.target LIMIT :limit
+
+-- name: held_back
+-- Paused, or with a breaker that is open, half or whole.
+SELECT t.*, now() AS now FROM homing_target AS t
+WHERE t.paused_until > now() OR t.open_until IS NOT NULL
+ORDER BY t.target LIMIT :most
 
 -- name: target
 SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target = :target

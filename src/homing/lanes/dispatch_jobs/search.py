@@ -29,7 +29,7 @@ MOST_COUNTED: Final = 10_000
 #: Pages end here: to skip more rows, one has to read them.
 LAST_OFFSET: Final = 10_000
 #: A search that takes longer than this is given up, and a count that takes longer is estimated.
-_LONGEST_SEARCH = 5.0
+LONGEST_SEARCH = 5.0
 _LONGEST_COUNT = 1.0
 _GIVEN_UP = "57014"
 
@@ -66,7 +66,7 @@ _JOBS_OF_METADATA: Mapping[Dialect, str] = {
 _METADATA_AND_JOBS = "dispatch_job_metadata AS m JOIN dispatch_job AS o ON o.id = m.dispatch_job_id"
 _METADATA = "dispatch_job_metadata AS m"
 #: A search by metadata and more that begins with the jobs, as against one of the entries.
-_JOBS_FIRST = -1
+JOBS_FIRST = -1
 # One plan for all values would suit none: some have a handful of rows, some half of the table.
 _PLAN_FOR_THE_VALUES = Query(
     "plan_for_the_values",
@@ -119,6 +119,15 @@ class Cursor(Struct, frozen=True, array_like=True):
         return Place(self.at, self.id)
 
 
+def open_search(jobs: DispatchJobs) -> JobSearch:
+    """The search that belongs to the jobs' database."""
+    if jobs.database.dialect != "mongodb":
+        return JobSearch(jobs)
+    from homing.lanes.dispatch_jobs.mongo_search import MongoJobSearch  # noqa: PLC0415 - its driver is an extra
+
+    return MongoJobSearch(jobs)
+
+
 class JobSearch:
     def __init__(self, jobs: DispatchJobs) -> None:
         self._jobs = jobs
@@ -152,7 +161,7 @@ class JobSearch:
         return Cursor(_digest(filter), page, "", 0, total.items, total.is_estimate, first)
 
     async def first(self, filter: Filter) -> int:
-        """Which entry of the metadata a search begins with, or `_JOBS_FIRST`: whatever has fewest.
+        """Which entry of the metadata a search begins with, or `JOBS_FIRST`: whatever has fewest.
 
         The planner would choose as well, but from how many there are, not from how old they are.
         """
@@ -185,7 +194,7 @@ class JobSearch:
         values = {**self._values(filter), "limit": limit, "offset": offset}
         if after:
             values |= {"after_id": after.id, "after_at": self._time(instant(after.at), after.at)}
-        rows = await self._fetch(text, values, _LONGEST_SEARCH)
+        rows = await self._fetch(text, values, LONGEST_SEARCH)
         return list(dict.fromkeys(Place(_written(row["created_at"]), row["id"]) for row in rows))
 
     async def rows(self, ids: Sequence[int]) -> list[Row]:
@@ -204,10 +213,10 @@ class JobSearch:
         if counted <= MOST_COUNTED:
             return Total(counted, is_estimate=False)
         # SQLite keeps no statistics: there it stays at "more than 10,000".
-        estimate = await self._estimate(filter) if self._dialect == "postgres" else counted
+        estimate = await self._estimate(filter) if self._dialect != "sqlite" else counted
         return Total(max(counted, estimate), is_estimate=True)
 
-    async def count(self, filter: Filter, first: int, most: int, *, longest: float = _LONGEST_SEARCH) -> int:
+    async def count(self, filter: Filter, first: int, most: int, *, longest: float = LONGEST_SEARCH) -> int:
         """How many match, counted up to `most`."""
         chosen = _choice(filter, self._dialect, "count", first)
         # In order: an index serves it then, where the planner would read a part of the table and hope.
@@ -223,7 +232,7 @@ class JobSearch:
         return int(plan["Plan Rows"])
 
     async def _plan(self, text: str, filter: Filter) -> Mapping[str, Any]:
-        rows = await self._fetch(f"EXPLAIN (FORMAT JSON) {text}", self._values(filter), _LONGEST_SEARCH)
+        rows = await self._fetch(f"EXPLAIN (FORMAT JSON) {text}", self._values(filter), LONGEST_SEARCH)
         plan: Mapping[str, Any] = msgspec.json.decode(next(iter(rows[0])))[0]["Plan"]
         return plan
 
@@ -273,7 +282,7 @@ def _query(text: str, dialect: Dialect) -> Query:
 
 def _choice(filter: Filter, dialect: Dialect, purpose: Purpose, first: int) -> _Choice:
     conditions = _on_jobs(filter)
-    if filter.metadata and first != _JOBS_FIRST:
+    if filter.metadata and first != JOBS_FIRST:
         return _choice_by_metadata(filter, dialect, purpose, first)
     fence = " OFFSET 0"  # PostgreSQL would turn it into a join, and begin with the metadata after all.
     entries = [_also(n, "o.id", fence) for n in range(len(filter.metadata))]
@@ -349,7 +358,7 @@ def read_cursor(text: str, filter: Filter) -> Cursor:
     cursor = _decoded(text)
     if cursor is None or not _is_possible(cursor):
         raise InvalidRequest("cursor: is none; take it from `next` of a page", "cursor")
-    if cursor.filter != _digest(filter) or not _JOBS_FIRST <= cursor.first < max(1, len(filter.metadata)):
+    if cursor.filter != _digest(filter) or not JOBS_FIRST <= cursor.first < max(1, len(filter.metadata)):
         raise InvalidRequest(
             "cursor: belongs to a search by other filters; begin without it, or give the same filters",
             "cursor",

@@ -112,8 +112,118 @@ SET status = 'IN_PROGRESS',
     updated_at = {now}
 WHERE id = :id AND ready AND status IN ('PENDING', 'FAILED') AND next_attempt_at <= {now}
   AND NOT EXISTS (SELECT 1 FROM homing_target AS t
-                  WHERE t.target = dispatch_job.target AND (t.paused_until > {now} OR t.open_until > {now}))
+                  WHERE t.target = dispatch_job.target
+                    AND (t.paused_until > {now} OR t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL
+                         OR t.rate_per_second IS NOT NULL))
 RETURNING {claimed}
+
+-- name: claim_these
+UPDATE dispatch_job
+SET status = 'IN_PROGRESS',
+    claim_seq = claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = {lease_end},
+    updated_at = {now}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND ready AND +status IN ('PENDING', 'FAILED') AND next_attempt_at <= {now}
+  AND NOT EXISTS (SELECT 1 FROM homing_target AS t
+                  WHERE t.target = dispatch_job.target
+                    AND (t.paused_until > {now} OR t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL
+                         OR t.rate_per_second IS NOT NULL))
+RETURNING {claimed}
+
+-- name: lock_target_of
+SELECT 1 WHERE :id IS NULL
+
+-- name: claim_one_limited
+UPDATE homing_target
+SET granted = 0
+WHERE target = (SELECT target FROM dispatch_job WHERE id = :id);
+UPDATE homing_target
+SET granted = 1,
+    tokens = coalesce((SELECT {tokens} FROM homing_target AS t WHERE t.target = homing_target.target) - 1, tokens),
+    tokens_at = {now}
+WHERE target = (SELECT j.target FROM dispatch_job AS j
+                WHERE j.id = :id AND j.ready AND j.status IN ('PENDING', 'FAILED') AND j.next_attempt_at <= {now})
+  AND coalesce(paused_until <= {now}, 1) AND coalesce(open_until <= {now}, 1)
+  AND (SELECT {room} > 0 AND (t.rate_per_second IS NULL OR {tokens} >= 1)
+       FROM homing_target AS t WHERE t.target = homing_target.target);
+UPDATE dispatch_job
+SET status = 'IN_PROGRESS',
+    claim_seq = claim_seq + 1,
+    locked_by = :owner,
+    lease_expires_at = {lease_end},
+    updated_at = {now}
+WHERE id = :id AND (SELECT t.granted FROM homing_target AS t WHERE t.target = dispatch_job.target)
+RETURNING {claimed}
+
+-- name: hold_up
+SELECT o.status, o.ready, o.group_id,
+    max(0.0, (julianday(o.next_attempt_at) - julianday('now')) * 86400) AS due_in,
+    max(0.0, (julianday(o.lease_expires_at) - julianday('now')) * 86400) AS leased_for,
+    max(0.0, (julianday(max(coalesce(t.paused_until, ''), coalesce(t.open_until, ''))) - julianday('now')) * 86400) AS closed_for,
+    t.open_until IS NOT NULL OR t.max_concurrency IS NOT NULL OR t.rate_per_second IS NOT NULL AS limited
+FROM dispatch_job AS o LEFT JOIN homing_target AS t ON t.target = o.target
+WHERE o.id = :id
+
+-- fragment: send_at
+strftime('%Y-%m-%dT%H:%M:%fZ', next_attempt_at, printf('%+.3f seconds', CASE WHEN queued THEN :window ELSE 0.0 END))
+
+-- name: postpone_unsent
+UPDATE dispatch_job
+SET queue_at = {send_at}
+WHERE id IN (
+    SELECT id
+    FROM dispatch_job INDEXED BY homing_job_unsent
+    WHERE status IN ('PENDING', 'FAILED') AND queue_at <= {now}
+    ORDER BY queue_at, id
+    LIMIT :limit)
+  AND {send_at} > {now}
+RETURNING id
+
+-- name: claim_unsent
+UPDATE dispatch_job
+SET queue_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :window * (1 << min(send_number, 6)))),
+    queued = 1,
+    send_number = send_number + 1
+WHERE id IN (
+    SELECT id
+    FROM dispatch_job INDEXED BY homing_job_unsent
+    WHERE status IN ('PENDING', 'FAILED') AND queue_at <= {now}
+    ORDER BY queue_at, id
+    LIMIT :limit)
+  AND {send_at} <= {now}
+RETURNING id, send_number AS fence, queue_url, CASE ordering WHEN 'group' THEN group_id END AS ordered_group
+
+-- name: settle_unsent
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
+        json_extract(value, '$.delay') AS delay
+    FROM json_each(:batch)
+)
+UPDATE dispatch_job
+SET queue_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay)), queued = 0
+FROM batch
+WHERE dispatch_job.id = batch.id AND dispatch_job.send_number = batch.fence
+RETURNING id
+
+-- name: seen_in_queue
+UPDATE dispatch_job
+SET queue_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :delay + :window)), queued = 1
+WHERE id = :id AND +status IN ('PENDING', 'FAILED')
+RETURNING id
+
+-- name: unsent
+SELECT count(*) AS count, (julianday('now') - julianday(min(queue_at))) * 86400 AS age
+FROM (SELECT queue_at FROM dispatch_job INDEXED BY homing_job_unsent
+      WHERE status IN ('PENDING', 'FAILED') AND queue_at <= {now} ORDER BY queue_at LIMIT :limit)
+
+-- name: router_config
+SELECT config, version FROM homing_router_config
+
+-- name: put_router_config
+INSERT INTO homing_router_config (id, config) VALUES (1, :config)
+ON CONFLICT (id) DO UPDATE SET config = excluded.config, version = version + 1, updated_at = {now}
+RETURNING version
 
 -- name: claim_lost
 UPDATE dispatch_job
@@ -340,7 +450,7 @@ UPDATE homing_tsid SET last = base + json_array_length(:batch) * 64;
 INSERT INTO dispatch_job (
     id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for, expires_at,
-    idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, ready,
+    idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, queue_at, ready,
     position)
 SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b.value, '$.external_id'),
     json_extract(b.value, '$.source'), json_extract(b.value, '$.type'), json_extract(b.value, '$.group_id'),
@@ -351,6 +461,7 @@ SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b
     json_extract(b.value, '$.expires_at'), json_extract(b.value, '$.idempotency_key'),
     json_extract(b.value, '$.fingerprint'), json_extract(b.value, '$.queue_url'), json_extract(b.value, '$.ordering'),
     json_extract(b.value, '$.timeout_seconds'), json_extract(b.value, '$.headers') IS NOT NULL,
+    max(coalesce(json_extract(b.value, '$.scheduled_for'), ''), {now}),
     max(coalesce(json_extract(b.value, '$.scheduled_for'), ''), {now}),
     json_extract(b.value, '$.ordering') = 'none',
     CASE json_extract(b.value, '$.ordering') WHEN 'group' THEN b.key + 1 + (
@@ -407,6 +518,8 @@ UPDATE dispatch_job
 SET status = 'PENDING',
     attempts_before = attempt_count,
     next_attempt_at = max(coalesce(scheduled_for, ''), {now}),
+    queue_at = max(coalesce(scheduled_for, ''), {now}),
+    queued = 0,
     expires_at = CASE WHEN expires_at <= {now} THEN NULL ELSE expires_at END,
     completed_at = NULL,
     duration_millis = NULL,
@@ -438,6 +551,12 @@ RETURNING id
 
 -- name: targets
 SELECT *, {now} AS now FROM homing_target WHERE target > :after ORDER BY target LIMIT :limit
+
+-- name: held_back
+-- Paused, or with a breaker that is open, half or whole.
+SELECT t.*, {now} AS now FROM homing_target AS t
+WHERE t.paused_until > {now} OR t.open_until IS NOT NULL
+ORDER BY t.target LIMIT :most
 
 -- name: target
 SELECT *, {now} AS now FROM homing_target WHERE target = :target

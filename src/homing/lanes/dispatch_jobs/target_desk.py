@@ -183,7 +183,7 @@ class TargetDesk:
         return target_view(rows[0]) if rows else _unknown(target)
 
     def _time(self, moment: datetime) -> datetime | str | None:
-        return moment if self._jobs.database.dialect == "postgres" else iso(moment)
+        return iso(moment) if self._jobs.database.dialect == "sqlite" else moment
 
 
 def _named(url: str, credentials_id: int | None) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from homing.db import Row
-from homing.senders.mail import Attachment, Verdict
+from homing.senders.compose import StoredAttachment
 
 
 class Mail(Struct, frozen=True, gc=False):
@@ -48,18 +47,6 @@ def mail_of(row: Row) -> Mail:
     return Mail(*tuple(row)[_ENGINE_COLUMNS:])
 
 
-class StoredAttachment(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """An attachment as the `attachments` column and the API have it; `content` is base64."""
-
-    filename: str
-    content: bytes
-    content_type: str = "application/octet-stream"
-    content_id: str | None = None
-
-    def attachment(self) -> Attachment:
-        return Attachment(self.filename, self.content, self.content_type, self.content_id)
-
-
 class NewMail(Struct, frozen=True, kw_only=True):
     """An order, by column. `token` ties the row that is returned to the order that was given."""
 
@@ -85,17 +72,3 @@ class NewMail(Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] | None = None
     send_at: str | None = None
     urgent: bool = False
-
-
-class Report(Struct, frozen=True, gc=False):
-    """What a settlement writes beside the state."""
-
-    provider: str | None = None
-    provider_message_id: str | None = None
-    recipients: Mapping[str, Verdict] = {}
-
-
-read_attachments = msgspec.json.Decoder(tuple[StoredAttachment, ...]).decode
-read_headers = msgspec.json.Decoder(dict[str, str]).decode
-read_object = msgspec.json.Decoder(dict[str, Any]).decode
-read_verdicts = msgspec.json.Decoder(dict[str, Verdict]).decode

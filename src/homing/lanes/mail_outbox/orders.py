@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -14,22 +12,21 @@ from msgspec import Struct
 from homing.db import iso
 from homing.engine.coalesce import Batched
 from homing.errors import InvalidRequest, NotAllowed
-from homing.lanes.mail_outbox.mail import NewMail, StoredAttachment
+from homing.lanes.mail_outbox.mail import NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, Ordered, new_token
-from homing.senders.addresses import InvalidAddress, parse_address, split_address_list
-from homing.senders.mail import MailMessage
-from homing.senders.mime import Unassemblable, assemble
+from homing.senders.compose import StoredAttachment
+from homing.senders.drafts import (
+    check_draft,
+    check_texts,
+    checked_address,
+    checked_recipients,
+    fingerprint,
+)
 from homing.strict_json import decode
 from homing.telemetry import Telemetry
 
 MOST_PER_POST = 1000
-_MOST_RECIPIENTS = 1000
-#: The escape of a NUL, as against the text of one after a backslash of its own.
-_NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
-#: What the sender calls a field, and what the API does.
-_JSON_NAMES = {"unsubscribe_url": "unsubscribeUrl", "reply_to": "replyTo"}
-_SOME_DATE = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class MailRequest(Struct, frozen=True, rename={"sender": "from"}, forbid_unknown_fields=True):
@@ -109,7 +106,7 @@ def _verdict(one: Ordered | InvalidRequest) -> dict[str, Any]:
 
 def order_of(request: MailRequest) -> NewMail:
     """Check what a database would take and a sender would later refuse."""
-    to, cc, bcc = (_recipients(name, getattr(request, name)) for name in ("to", "cc", "bcc"))
+    to, cc, bcc = (checked_recipients(name, getattr(request, name)) for name in ("to", "cc", "bcc"))
     if not (to or cc or bcc):
         raise InvalidRequest("to: a mail needs at least one recipient", "to")
     _check_content(request)
@@ -118,8 +115,8 @@ def order_of(request: MailRequest) -> NewMail:
         to_address=", ".join(to),
         cc_address=", ".join(cc) or None,
         bcc_address=", ".join(bcc) or None,
-        from_address=_address("from", request.sender),
-        reply_to=_address("replyTo", request.replyTo),
+        from_address=checked_address("from", request.sender),
+        reply_to=checked_address("replyTo", request.replyTo),
         subject=request.subject,
         text_body=request.text,
         html_body=request.html,
@@ -130,7 +127,7 @@ def order_of(request: MailRequest) -> NewMail:
         attachments=request.attachments or None,
         unsubscribe_url=request.unsubscribeUrl,
         idempotency_key=request.idempotencyKey,
-        fingerprint=_fingerprint(request) if request.idempotencyKey else None,
+        fingerprint=fingerprint(request) if request.idempotencyKey else None,
         expires_at=_moment("expiresAt", request.expiresAt),
         metadata=request.metadata,
         send_at=_moment("sendAt", request.sendAt),
@@ -138,51 +135,16 @@ def order_of(request: MailRequest) -> NewMail:
     )
 
 
-def _recipients(field: str, given: str | list[str]) -> list[str]:
-    try:
-        items = split_address_list(given) if isinstance(given, str) else given
-        for item in items:
-            parse_address(item)
-    except InvalidAddress as error:
-        raise InvalidRequest(f"{field}: {error}", field) from None
-    if len(items) > _MOST_RECIPIENTS:
-        raise InvalidRequest(f"{field}: at most {_MOST_RECIPIENTS} recipients", field)
-    return items
-
-
-def _address(field: str, given: str | None) -> str | None:
-    try:
-        if given is not None:
-            parse_address(given)
-    except InvalidAddress as error:
-        raise InvalidRequest(f"{field}: {error}", field) from None
-    return given
-
-
 def _check_content(request: MailRequest) -> None:
     if request.template is None and request.text is None and request.html is None:
         raise InvalidRequest("text: a mail needs a text, an html or a template", "text")
     if request.urgent and request.sendAt is not None:
         raise InvalidRequest("urgent: an urgent mail goes at once, so it cannot have a sendAt", "urgent")
-    if _NUL_IN_JSON.search(msgspec.json.encode(request)):
-        raise InvalidRequest("a text contains a NUL character, which no database keeps")
-    try:
-        assemble(_draft(request))
-    except Unassemblable as error:
-        field = _JSON_NAMES.get(error.field, error.field)
-        raise InvalidRequest(f"{field}: {error.reason}", field) from None
-
-
-def _draft(request: MailRequest) -> MailMessage:
-    """Everything that can be wrong with the mail itself; addresses and bodies are judged elsewhere."""
-    return MailMessage(
-        message_id="<draft@localhost>",
-        date=_SOME_DATE,
-        sender="draft@localhost",
-        recipients=(),
+    check_texts(request)
+    check_draft(
         subject=request.subject,
-        headers=tuple((request.headers or {}).items()),
-        attachments=tuple(a.attachment() for a in request.attachments or ()),
+        headers=request.headers,
+        attachments=request.attachments,
         unsubscribe_url=request.unsubscribeUrl,
     )
 
@@ -195,7 +157,3 @@ def _moment(field: str, value: datetime | None) -> str | None:
     if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
         raise InvalidRequest(f"{field}: the year must be from {_FIRST_YEAR} to {_LAST_YEAR}", field)
     return iso(value)
-
-
-def _fingerprint(request: MailRequest) -> str:
-    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()

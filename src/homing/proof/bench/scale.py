@@ -22,12 +22,13 @@ from homing.app import Homing
 from homing.db import Queries, Query, load_queries
 from homing.engine.model import Claim, Complete
 from homing.lanes.mail_outbox.lane import transition
-from homing.lanes.mail_outbox.mail import Mail, Report, mail_of
+from homing.lanes.mail_outbox.mail import Mail, mail_of
 from homing.proof.bench.homing_worker import settings_for
 from homing.proof.bench.measure import Budget
 from homing.proof.bench.sample_mails import settle_down
 from homing.proof.bench.servers import fresh_database, postgres
 from homing.senders.mail import Verdict
+from homing.senders.mailing import Report
 
 Step = Callable[[str], None]
 

@@ -8,11 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from homing.proof.bench.create import CreateTable
+from homing.proof.bench.email_race import EmailTable
 from homing.proof.bench.fairness import FairnessTable
 from homing.proof.bench.latency import LatencyTable
 from homing.proof.bench.measure import Budget, Series
 from homing.proof.bench.memory import MemoryTable
+from homing.proof.bench.mongo_race import MongoTable
 from homing.proof.bench.race import HOMING, LIMIT, ON_SQLITE, Line, RaceTable
+from homing.proof.bench.router_race import SQS_ALONE, RouterTable
 from homing.proof.bench.scale import Cost, ScaleTable
 from homing.proof.bench.search import SearchTable
 from homing.proof.bench.webhook_race import CELERY
@@ -24,6 +27,33 @@ def mail_table(result: RaceTable) -> RenderableType:
 
 def webhook_table(result: RaceTable) -> RenderableType:
     return _race_table(result, "POSTs/s")
+
+
+def email_table(result: EmailTable) -> RenderableType:
+    created = _table("creating and publishing", "emails/s", "spread", "Homing÷", "CPU µs")
+    for line in result.creates:
+        over = "" if line.name == HOMING else _short(line.homing_over.median)
+        created.add_row(
+            line.name, _rate(line.rate), _spread(line.rate), over, f"{line.cpu_micros.median:,.0f}"
+        )
+    race = RaceTable(result.lines, (), result.left_out)
+    return Group(_race_table(race, "emails/s"), created, budget_lines(result.budgets))
+
+
+def router_table(result: RouterTable) -> RenderableType:
+    share = f"The router did {result.of_emulator:.0%} of what the SQS emulator can do at all"
+    verdict = "so the emulator is the limit" if result.emulator_is_the_limit else "so that is not the limit"
+    race = RaceTable(result.lines, (), ())
+    return Group(_race_table(race, "jobs/s"), f"{share}, {verdict}.")
+
+
+def mongo_table(result: MongoTable) -> RenderableType:
+    compared = result.compared
+    table = _table("jobs/s", "put in", "claimed", "settled", "claimed and settled")
+    for name, rate in (("PostgreSQL", compared.postgres), ("MongoDB", compared.mongodb)):
+        figures = (rate.creates, rate.claims, rate.settles, rate.both)
+        table.add_row(name, *(f"{figure:,.0f}" for figure in figures))
+    return Group(table, f"MongoDB claims and settles {compared.ratio:.2f} times as many as PostgreSQL.")
 
 
 def _race_table(result: RaceTable, rate: str) -> RenderableType:
@@ -40,7 +70,9 @@ def _race_table(result: RaceTable, rate: str) -> RenderableType:
 
 def _commits(line: Line) -> str:
     """Only PostgreSQL counts them."""
-    return "" if line.name in {LIMIT, ON_SQLITE, CELERY} else f"{line.transactions_each.median:.3f}"
+    return (
+        "" if line.name in {LIMIT, ON_SQLITE, CELERY, SQS_ALONE} else f"{line.transactions_each.median:.3f}"
+    )
 
 
 def scale_table(result: ScaleTable) -> RenderableType:

@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -68,8 +69,10 @@ class RabbitMqServer:
     where nobody calls it the guardian does.
     """
 
-    def __init__(self, installation: Installation) -> None:
+    def __init__(self, installation: Installation, holders: Path | None = None) -> None:
         self._installation = installation
+        self._shared_holders = holders
+        self._is_laid_out = False
         self._account = account_for_servers("rabbitmq")
         self.home = make_home("homing-rabbitmq-", self._account)
         #: For clients, for other nodes, and of the epmd that knows the node's name.
@@ -92,7 +95,7 @@ class RabbitMqServer:
 
     def start(self) -> None:
         """Returns when it accepts connections."""
-        if self._hold is None:
+        if not self._is_laid_out:
             self._lay_out()
         self._must(str(self._installation.server), "-detached")
         wait_until(self.running, f"starting RabbitMQ on port {self.port}", _PATIENCE)
@@ -102,26 +105,54 @@ class RabbitMqServer:
         self._must(*(self._halt() if immediate else self._call("-a", "init stop []")))
         wait_until(lambda: not self._is_registered(), "stopping RabbitMQ", _PATIENCE)
 
+    def kill(self) -> None:
+        """SIGKILL: the node has no say in it. The node itself tells its process id, right before."""
+        told = self._run(*self._call("-a", "os getpid []")).stdout
+        pid = int(told.strip().strip('"'))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self._is_registered(), "killing RabbitMQ", _PATIENCE)
+
+    def delete_queue(self, name: str) -> None:
+        """As an administrator would, under whoever uses it."""
+        resource = f'{{resource, <<"/">>, queue, <<"{name}">>}}'
+        found = f"{{ok, Q}} = rabbit_amqqueue:lookup({resource})"
+        self._evaluate(f'{found}, rabbit_amqqueue:delete(Q, false, false, <<"homing">>).')
+
+    def block_publishers(self, *, blocked: bool) -> None:
+        """What the broker does when it runs out of memory: it stops reading from those who publish."""
+        allowed = "0.0001" if blocked else "0.4"
+        self._evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({allowed}).")
+
+    def _evaluate(self, erlang: str) -> None:
+        done = self._run(*self._call("-e"), stdin=f"{erlang}\n")
+        if done.returncode != 0 or "{ok," not in done.stdout:
+            raise RuntimeError(f"erl_call failed: {done.stderr or done.stdout}")
+
     def running(self) -> bool:
         return speaks_amqp(self.port)
 
     def close(self) -> None:
-        if self._hold is not None:
+        if self._is_laid_out:
             self._run(*self._ending())
             wait_until(lambda: not self._is_registered(), "ending RabbitMQ", _PATIENCE)
+            self._is_laid_out = False
+        if self._hold is not None:
             self._hold.close()
             self._hold = None
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _lay_out(self) -> None:
         """What it would otherwise look for in the system's folders, and its guardian."""
-        self._hold = hold(self.home / "holders")
+        self._is_laid_out = True
+        holders = self._shared_holders or self.home / "holders"
+        if self._shared_holders is None:
+            self._hold = hold(holders)
         files = {".erlang.cookie": self._cookie, "plugins": "[].", "environment": "", "rabbitmq.conf": ""}
         for name, text in files.items():
             (self.home / name).write_text(text)
             (self.home / name).chmod(0o400)
             self._give_away(self.home / name)
-        guard("stop", self.home / "holders", self.home, self._ending(), self._account)
+        guard("stop", holders, self.home, self._ending(), self._account)
 
     def _give_away(self, path: Path) -> None:
         if self._account is not None:
@@ -155,11 +186,12 @@ class RabbitMqServer:
         if done.returncode != 0:
             raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr or done.stdout}")
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         account = self._account
         return subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            # Only `erl_call` reads; the node would keep a pipe open for as long as it lives.
+            **({"input": stdin} if stdin else {"stdin": subprocess.DEVNULL}),
             capture_output=True,
             text=True,
             check=False,
@@ -214,12 +246,12 @@ def speaks_amqp(port: int) -> bool:
         return False
 
 
-def start_rabbitmq() -> RabbitMqServer | Missing:
-    """A private broker, obtained and running."""
+def start_rabbitmq(holders: Path | None = None) -> RabbitMqServer | Missing:
+    """A private broker, obtained and running; it ends with whoever holds `holders`, else with us."""
     installation = obtain_rabbitmq()
     if isinstance(installation, Missing):
         return installation
-    server = RabbitMqServer(installation)
+    server = RabbitMqServer(installation, holders)
     try:
         server.start()
     except BaseException:

@@ -72,6 +72,11 @@ CREATE TABLE dispatch_job (
     ready                boolean NOT NULL DEFAULT true,
     -- The order within a group.
     position             bigint,
+    -- Where a broker is used: when to look whether its message must be sent, whether one was and should be on its
+    -- way, and how often one was.
+    queue_at             timestamptz NOT NULL DEFAULT now(),
+    queued               boolean NOT NULL DEFAULT false,
+    send_number          integer NOT NULL DEFAULT 0,
     -- Those made before it was requeued: they count, but not against max_retries.
     attempts_before      integer NOT NULL DEFAULT 0,
     -- Whether the dead-letter target was told of this end.
@@ -100,6 +105,7 @@ CREATE INDEX homing_job_source_status ON dispatch_job (source, status, created_a
 CREATE INDEX homing_job_due ON dispatch_job (target, next_attempt_at, id)
     WHERE ready AND status IN ('PENDING', 'FAILED');
 CREATE INDEX homing_job_in_progress ON dispatch_job (id) INCLUDE (target, locked_by) WHERE status = 'IN_PROGRESS';
+CREATE INDEX homing_job_unsent ON dispatch_job (queue_at, id) WHERE status IN ('PENDING', 'FAILED');
 CREATE INDEX homing_job_expiring ON dispatch_job (expires_at)
     WHERE status IN ('PENDING', 'FAILED') AND expires_at IS NOT NULL;
 CREATE INDEX homing_job_group ON dispatch_job (group_id, position)
@@ -223,6 +229,14 @@ CREATE TABLE dispatch_credentials (
     previous_signing_secret text,
     previous_signing_key    text,
     previous_until          timestamptz
+);
+
+-- Queues and pools of the message router, as /api/config was told; one row at most.
+CREATE TABLE homing_router_config (
+    id         integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    config     json NOT NULL,
+    version    bigint NOT NULL DEFAULT 1,
+    updated_at timestamptz NOT NULL DEFAULT now()
 );
 
 -- What all processes know of a target. One that answers and has no limits needs no row.

@@ -44,6 +44,9 @@ CREATE TABLE dispatch_job (
                          CHECK (next_attempt_at > '0001-01-02' AND next_attempt_at < '9999-12-31'),
     ready                BOOLEAN NOT NULL DEFAULT 1,
     position             INTEGER,
+    queue_at             TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    queued               BOOLEAN NOT NULL DEFAULT 0,
+    send_number          INTEGER NOT NULL DEFAULT 0,
     attempts_before      INTEGER NOT NULL DEFAULT 0,
     dead_letter_sent     BOOLEAN NOT NULL DEFAULT 0,
     claim_seq            INTEGER NOT NULL DEFAULT 0,
@@ -68,6 +71,7 @@ CREATE INDEX homing_job_source_status ON dispatch_job (source, status, created_a
 CREATE INDEX homing_job_due ON dispatch_job (target, next_attempt_at, id)
     WHERE ready AND status IN ('PENDING', 'FAILED');
 CREATE INDEX homing_job_in_progress ON dispatch_job (target, locked_by) WHERE status = 'IN_PROGRESS';
+CREATE INDEX homing_job_unsent ON dispatch_job (queue_at, id) WHERE status IN ('PENDING', 'FAILED');
 CREATE INDEX homing_job_expiring ON dispatch_job (expires_at)
     WHERE status IN ('PENDING', 'FAILED') AND expires_at IS NOT NULL;
 CREATE INDEX homing_job_group ON dispatch_job (group_id, position)
@@ -169,6 +173,13 @@ CREATE TABLE dispatch_credentials (
     previous_signing_secret TEXT,
     previous_signing_key    TEXT,
     previous_until          TIMESTAMP
+);
+
+CREATE TABLE homing_router_config (
+    id         INTEGER PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    config     TEXT NOT NULL CHECK (json_valid(config)),
+    version    INTEGER NOT NULL DEFAULT 1,
+    updated_at TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 );
 
 CREATE TABLE homing_target (

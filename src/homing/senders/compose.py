@@ -1,16 +1,15 @@
-"""From a row to a mail that can be sent: addresses, template, attachments."""
+"""From a row to a mail that can be sent: addresses, template, attachments. For all lanes of mails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from homing.db import instant
-from homing.lanes.mail_outbox.mail import Mail, read_attachments, read_headers, read_object, read_verdicts
 from homing.senders.addresses import (
     Address,
     InvalidAddress,
@@ -18,8 +17,69 @@ from homing.senders.addresses import (
     parse_address,
     split_address_list,
 )
-from homing.senders.mail import MailMessage, SendErrorCode, Verdict
+from homing.senders.mail import Attachment, MailMessage, SendErrorCode, Verdict
 from homing.senders.templates import TemplateProblem, Templates, text_from_html
+
+
+class StoredMail(Protocol):
+    """What a row must say to become a mail. JSON columns stay text until they are wanted."""
+
+    @property
+    def from_address(self) -> str | None: ...
+    @property
+    def to_address(self) -> str: ...
+    @property
+    def cc_address(self) -> str | None: ...
+    @property
+    def bcc_address(self) -> str | None: ...
+    @property
+    def reply_to(self) -> str | None: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def text_body(self) -> str | None: ...
+    @property
+    def html_body(self) -> str | None: ...
+    @property
+    def template(self) -> str | None: ...
+    @property
+    def variables(self) -> str | None: ...
+    @property
+    def locale(self) -> str | None: ...
+    @property
+    def headers(self) -> str | None: ...
+    @property
+    def has_attachments(self) -> bool | int: ...
+    @property
+    def unsubscribe_url(self) -> str | None: ...
+    @property
+    def token(self) -> str:
+        """The left part of the Message-ID: the same for every attempt."""
+
+    @property
+    def recipients(self) -> str | None:
+        """What earlier attempts have learnt of each recipient."""
+
+    @property
+    def last_attempt_at(self) -> datetime | str: ...
+
+
+class StoredAttachment(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """An attachment as the `attachments` column and the API have it; `content` is base64."""
+
+    filename: str
+    content: bytes
+    content_type: str = "application/octet-stream"
+    content_id: str | None = None
+
+    def attachment(self) -> Attachment:
+        return Attachment(self.filename, self.content, self.content_type, self.content_id)
+
+
+_read_attachments = msgspec.json.Decoder(tuple[StoredAttachment, ...]).decode
+_read_headers = msgspec.json.Decoder(dict[str, str]).decode
+_read_object = msgspec.json.Decoder(dict[str, Any]).decode
+_read_verdicts = msgspec.json.Decoder(dict[str, Verdict]).decode
 
 
 class Problem(Struct, frozen=True):
@@ -48,7 +108,7 @@ class Envelope(Struct, frozen=True, gc=False):
     verdicts: Mapping[str, Verdict]
 
 
-def envelope_of(mail: Mail) -> Envelope | Problem:
+def envelope_of(mail: StoredMail) -> Envelope | Problem:
     if is_plain_address(mail.to_address) and not (mail.cc_address or mail.bcc_address or mail.recipients):
         # One recipient, for the first time: nearly every mail, so it is worth a way of its own.
         one = (mail.to_address,)
@@ -56,7 +116,7 @@ def envelope_of(mail: Mail) -> Envelope | Problem:
     return _envelope_of_several(mail)
 
 
-def _envelope_of_several(mail: Mail) -> Envelope | Problem:
+def _envelope_of_several(mail: StoredMail) -> Envelope | Problem:
     try:
         lists = [
             split_address_list(text or "") for text in (mail.to_address, mail.cc_address, mail.bcc_address)
@@ -90,12 +150,12 @@ def _quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _earlier(mail: Mail) -> dict[str, Verdict]:
-    return read_verdicts(mail.recipients) if mail.recipients else {}
+def _earlier(mail: StoredMail) -> dict[str, Verdict]:
+    return _read_verdicts(mail.recipients) if mail.recipients else {}
 
 
 def compose(
-    mail: Mail, envelope: Envelope, templates: Templates, default_sender: str, attachments: str | None
+    mail: StoredMail, envelope: Envelope, templates: Templates, default_sender: str, attachments: str | None
 ) -> MailMessage | Problem:
     """The mail for those recipients that are still open."""
     content = _content(mail, templates)
@@ -109,7 +169,7 @@ def compose(
         return Problem(SendErrorCode.VALIDATION_ERROR, f"a JSON column of the row cannot be read: {error}")
 
 
-def _content(mail: Mail, templates: Templates) -> Content | Problem:
+def _content(mail: StoredMail, templates: Templates) -> Content | Problem:
     if mail.template is not None:
         return _rendered(mail, mail.template, templates)
     text = mail.text_body
@@ -118,9 +178,9 @@ def _content(mail: Mail, templates: Templates) -> Content | Problem:
     return Content(mail.subject, text, mail.html_body)
 
 
-def _rendered(mail: Mail, template: str, templates: Templates) -> Content | Problem:
+def _rendered(mail: StoredMail, template: str, templates: Templates) -> Content | Problem:
     try:
-        variables: dict[str, Any] = read_object(mail.variables) if mail.variables else {}
+        variables: dict[str, Any] = _read_object(mail.variables) if mail.variables else {}
     except msgspec.DecodeError as error:
         return Problem(SendErrorCode.VALIDATION_ERROR, f"variables cannot be read: {error}")
     rendered = templates.render(template, variables, mail.locale)
@@ -131,7 +191,7 @@ def _rendered(mail: Mail, template: str, templates: Templates) -> Content | Prob
 
 
 def _message(
-    mail: Mail, envelope: Envelope, content: Content, sender: str, attachments: str | None
+    mail: StoredMail, envelope: Envelope, content: Content, sender: str, attachments: str | None
 ) -> MailMessage:
     return MailMessage(
         message_id=f"<{mail.token}@{_domain(sender)}>",
@@ -144,8 +204,8 @@ def _message(
         subject=content.subject,
         text=content.text,
         html=content.html,
-        headers=tuple(read_headers(mail.headers).items()) if mail.headers else (),
-        attachments=tuple(a.attachment() for a in read_attachments(attachments)) if attachments else (),
+        headers=tuple(_read_headers(mail.headers).items()) if mail.headers else (),
+        attachments=tuple(a.attachment() for a in _read_attachments(attachments)) if attachments else (),
         unsubscribe_url=mail.unsubscribe_url,
         dedupe_key=mail.token,
     )
@@ -155,7 +215,7 @@ def _domain(sender: str) -> str:
     return parse_address(sender).address.rpartition("@")[2]
 
 
-def _date(mail: Mail) -> datetime:
+def _date(mail: StoredMail) -> datetime:
     moment = instant(mail.last_attempt_at)
     assert moment is not None, "a claimed row has a last attempt"
     return moment

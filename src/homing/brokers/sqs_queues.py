@@ -1,0 +1,72 @@
+"""Finding queues of SQS by name or URL, and making those that are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+from homing.brokers.base import Queue
+from homing.brokers.sqs_client import TROUBLE, Client, Connection, is_missing_queue
+from homing.engine.model import Failure
+
+_LONGEST_VISIBILITY = 43_200
+
+
+def is_fifo(name: str) -> bool:
+    return name.endswith(".fifo")
+
+
+def whole_seconds(seconds: float) -> int:
+    """SQS counts in whole seconds, up to twelve hours."""
+    return min(max(0, math.ceil(seconds)), _LONGEST_VISIBILITY)
+
+
+class Queues:
+    """URLs by name. One that turns out to be wrong is forgotten, and then asked for again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._urls: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+
+    def forget(self, queue: Queue) -> None:
+        self._urls.pop(queue.name, None)
+
+    async def url(self, queue: Queue) -> str | Failure:
+        async with self._lock:
+            if queue.name in self._urls:
+                return self._urls[queue.name]
+            try:
+                url = await self._find_or_make(await self._connection.client(), queue)
+            except TROUBLE as error:
+                return self._connection.failure_of(error)
+            self._urls[queue.name] = url
+            return url
+
+    async def _find_or_make(self, client: Client, queue: Queue) -> str:
+        name = queue.name.rpartition("/")[2]
+        try:
+            found = await client.get_queue_url(QueueName=name)
+        except TROUBLE as error:
+            if not is_missing_queue(error):
+                raise
+            return await self._make(client, queue, name)
+        # A URL that was given may name another account's queue, and is the better address.
+        return queue.name if "://" in queue.name else str(found["QueueUrl"])
+
+    async def _make(self, client: Client, queue: Queue, name: str) -> str:
+        attributes = {"VisibilityTimeout": str(whole_seconds(queue.visibility))}
+        if is_fifo(name):
+            attributes["FifoQueue"] = "true"
+        if queue.dead_letters is not None:
+            target = await self._dead_letters(client, queue.dead_letters)
+            policy = {"deadLetterTargetArn": target, "maxReceiveCount": str(queue.delivery_limit)}
+            attributes["RedrivePolicy"] = json.dumps(policy)
+        made = await client.create_queue(QueueName=name, Attributes=attributes)
+        return str(made["QueueUrl"])
+
+    async def _dead_letters(self, client: Client, name: str) -> str:
+        url = await self._find_or_make(client, Queue(name))
+        found = await client.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        return str(found["Attributes"]["QueueArn"])

@@ -1,0 +1,42 @@
+"""The named queries of `postgres.sql` and `sqlite.sql`, for MongoDB: each is a function of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from homing.lanes.dispatch_jobs import (
+    mongo_claims,
+    mongo_groups,
+    mongo_jobs,
+    mongo_overview,
+    mongo_settles,
+    mongo_targets,
+)
+from homing.lanes.dispatch_jobs.mongo_documents import Operation
+
+_BY_MODULE: Mapping[object, tuple[str, ...]] = {
+    mongo_claims: (
+        "due_targets", "oldest_due", "lock_targets", "claim", "claim_one", "lock_target_of",
+        "claim_these", "claim_one_limited", "hold_up", "claim_lost", "rescue",
+    ),
+    mongo_settles: ("settle", "confirm", "renew", "release"),
+    mongo_groups: ("lock_groups", "promote", "stuck_groups", "ordered_groups", "group_head"),
+    mongo_jobs: (
+        "insert_jobs", "by_idempotency_key", "refuse_conflicts", "get", "attempts", "listed_jobs", "cancel",
+        "requeue", "expired", "expire", "dead_letters", "dead_letters_sent", "sweep_attempts",
+        "postpone_unsent", "claim_unsent", "settle_unsent", "seen_in_queue", "unsent",
+    ),
+    mongo_targets: (
+        "note_targets", "judge_targets", "limit_target", "pause_target", "resume_target", "targets", "target",
+        "held_back",
+    ),
+    mongo_overview: ("counts", "success_by_source", "duration_by_type", "needs_attention", "dead_groups"),
+}  # fmt: skip
+
+QUERIES: Final[Mapping[str, Operation]] = {
+    **{name: getattr(module, name) for module, names in _BY_MODULE.items() for name in names},
+    "make_attempt_weeks": mongo_jobs.nothing_to_make,
+    "sweep_metadata": mongo_jobs.nothing_to_sweep,
+    "sweep_headers": mongo_jobs.nothing_to_sweep,
+}

@@ -1,0 +1,149 @@
+"""Targets on MongoDB: what attempts said of them, and what people did with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from homing.db import instant
+from homing.db.mongo import Columns, Document, Session
+from homing.lanes.dispatch_jobs.mongo_documents import (
+    GONE,
+    NOW,
+    TARGETS,
+    Given,
+    decoded,
+    exactly,
+    rows,
+    server_time,
+)
+
+_COLUMNS = (
+    "target", "max_concurrency", "rate_per_second", "tokens", "tokens_at", "paused_until", "pause_reason",
+    "failures", "open_until", "cooldown", "last_error", "updated_at", "now",
+)  # fmt: skip
+#: What one has of whom nothing is known.
+_AT_FIRST: Mapping[str, Any] = {
+    "tokens": {"$ifNull": ["$tokens", 1]},
+    "tokens_at": {"$ifNull": ["$tokens_at", NOW]},
+    "failures": {"$ifNull": ["$failures", 0]},
+    "cooldown": {"$ifNull": ["$cooldown", 0]},
+    "updated_at": {"$ifNull": ["$updated_at", NOW]},
+}
+
+
+async def note_targets(session: Session, given: Given) -> list[Columns]:
+    names = [one["target"] for one in decoded(given["verdicts"]) if one["failures"] > 0 or one["pause"] > 0]
+    changes = [({"_id": name}, [{"$set": _AT_FIRST}]) for name in names]
+    await session.update_each(TARGETS, changes, upsert=True)
+    return []
+
+
+async def judge_targets(session: Session, given: Given) -> list[Columns]:
+    """What attempts said of their targets, all of a flush at once.
+
+    `failures` are those in a row after the last success. A success closes the breaker; enough failures open
+    it, and so does a failed probe, for longer each time. A pause is what the target itself asked for.
+    """
+    said = {one["target"]: one for one in decoded(given["verdicts"])}
+    held = await session.find(TARGETS, {"_id": {"$in": list(said)}})
+    now = await server_time(session)
+    judged = {one["_id"]: _judged(one, said[one["_id"]], given, now) for one in held}
+    changes = [({"_id": target}, [{"$set": _written(sets)}]) for target, sets in judged.items()]
+    await session.update_each(TARGETS, changes)
+    return rows(
+        {"target": target, "open": sets["open_until"] is not None and sets["open_until"] > now}
+        for target, sets in judged.items()
+    )
+
+
+def _judged(held: Document, said: Mapping[str, Any], given: Given, now: datetime) -> dict[str, Any]:
+    closes = said["succeeded"]
+    in_a_row = (0 if closes else held["failures"]) + said["failures"]
+    open_before = None if closes else held.get("open_until")
+    cooldown = min(max(0 if closes else held["cooldown"] * 2, given["cooldown"]), given["longest_cooldown"])
+    is_enough = in_a_row >= given["threshold"] if open_before is None else open_before <= now
+    opens = said["failures"] > 0 and is_enough
+    kept = 0 if open_before is None else held["cooldown"]
+    return {
+        "failures": in_a_row,
+        "open_until": now + timedelta(seconds=cooldown) if opens else open_before,
+        "cooldown": cooldown if opens else kept,
+        "last_error": said["error"] or held.get("last_error"),
+        "updated_at": now,
+        **_paused(held, said, now),
+    }
+
+
+def _paused(held: Document, said: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    until, reason = held.get("paused_until"), held.get("pause_reason")
+    if said["pause"] > 0:
+        asked = now + timedelta(seconds=said["pause"])
+        until, reason = max(until or asked, asked), said["error"]
+    return {"paused_until": until, "pause_reason": reason}
+
+
+def _written(sets: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: exactly(value) for name, value in sets.items()}
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def limit_target(session: Session, given: Given) -> list[Columns]:
+    rate = given["rate_per_second"]
+    sets = {
+        "max_concurrency": exactly(given["max_concurrency"]),
+        "rate_per_second": exactly(rate),
+        "tokens": max(rate or 1.0, 1.0),
+        "tokens_at": NOW,
+        "updated_at": NOW,
+    }
+    return await _change(session, given["target"], sets)
+
+
+async def pause_target(session: Session, given: Given) -> list[Columns]:
+    sets = {
+        "paused_until": exactly(instant(given["until"])),
+        "pause_reason": exactly(given["reason"]),
+        "updated_at": NOW,
+    }
+    return await _change(session, given["target"], sets)
+
+
+async def _change(session: Session, target: str, sets: Mapping[str, Any]) -> list[Columns]:
+    await session.update_one(TARGETS, {"_id": target}, [{"$set": {**_AT_FIRST, **sets}}], upsert=True)
+    return rows([{"target": target}])
+
+
+async def resume_target(session: Session, given: Given) -> list[Columns]:
+    """Also closes the breaker: whoever resumes a target says that it is well."""
+    gone = dict.fromkeys(("paused_until", "pause_reason", "open_until"), GONE)
+    sets = {**gone, "cooldown": 0, "failures": 0, "updated_at": NOW}
+    found = await session.update_one(TARGETS, {"_id": given["target"]}, [{"$set": sets}])
+    return rows([{"target": given["target"]}] if found else [])
+
+
+async def targets(session: Session, given: Given) -> list[Columns]:
+    return await _shown(session, {"_id": {"$gt": given["after"]}}, given["limit"])
+
+
+async def target(session: Session, given: Given) -> list[Columns]:
+    return await _shown(session, {"_id": given["target"]}, 1)
+
+
+async def held_back(session: Session, given: Given) -> list[Columns]:
+    is_paused = {"$expr": {"$gt": ["$paused_until", NOW]}}
+    return await _shown(session, {"$or": [is_paused, {"open_until": {"$exists": True}}]}, given["most"])
+
+
+async def _shown(session: Session, filter: Mapping[str, Any], limit: int) -> list[Columns]:
+    steps: list[dict[str, Any]] = [
+        {"$match": filter},
+        {"$sort": {"_id": 1}},
+        {"$limit": limit},
+        {"$set": {"now": NOW}},
+    ]
+    found = await session.aggregate(TARGETS, steps)
+    return rows({name: {**one, "target": one["_id"]}.get(name) for name in _COLUMNS} for one in found)

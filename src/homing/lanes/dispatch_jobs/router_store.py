@@ -1,0 +1,52 @@
+"""Where the router's configuration is kept: one row, which every process looks at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from homing.brokers.router_config import RouterConfig
+from homing.db import Database, load_queries
+from homing.engine.model import Monotonic
+
+CHANNEL = "homing_router_config"
+#: For who needs no more than to know which queues there are.
+_KEPT_FOR = 2.0
+
+_decode = msgspec.json.Decoder(RouterConfig).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class RouterConfigs:
+    """`default` holds until somebody has put another one."""
+
+    def __init__(
+        self, database: Database, default: RouterConfig, monotonic: Monotonic = time.monotonic
+    ) -> None:
+        self._database = database
+        self._queries = load_queries(__package__ or "", database.dialect)
+        self._default = default
+        self._monotonic = monotonic
+        self._known: RouterConfig | None = None
+        self._known_until = 0.0
+
+    async def read(self) -> RouterConfig:
+        rows = await self._database.fetch(self._queries["router_config"], {})
+        return _decode(rows[0]["config"]) if rows else self._default
+
+    async def recent(self) -> RouterConfig:
+        """What was read a moment ago."""
+        if self._known is None or self._monotonic() >= self._known_until:
+            self._known = await self.read()
+            self._known_until = self._monotonic() + _KEPT_FOR
+        return self._known
+
+    async def put(self, config: RouterConfig) -> None:
+        await self._database.fetch(self._queries["put_router_config"], {"config": _encode(config).decode()})
+        self._known = None
+        self._database.announce(CHANNEL)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._database.listen(CHANNEL, wake)

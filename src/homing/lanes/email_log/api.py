@@ -1,0 +1,194 @@
+"""`/api/emails`: emails ordered, looked at, and sent again by a person."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from litestar import Controller, Response, get, post
+from litestar.datastructures import ResponseHeader
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import Struct
+
+from homing.db import Row
+from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.lanes.email_log.email import STATES, Ordered
+from homing.lanes.email_log.log import EmailLog
+from homing.lanes.email_log.orders import EmailOrders, EmailRequest, order_of
+from homing.lanes.email_log.requeue import RequeueReply, RequeueRequest, requeue_dead
+from homing.lanes.email_log.view import EmailSummary, EmailView, email_id, email_number, listed, shown
+
+_LOCATION = ResponseHeader(
+    name="Location", description="Where the email can be looked at", documentation_only=True
+)
+
+
+class ErrorDetail(Struct, frozen=True):
+    code: str
+    message: str
+    details: dict[str, Any]
+
+
+class ErrorReply(Struct, frozen=True):
+    error: ErrorDetail
+
+
+_DESCRIPTIONS = {
+    400: "Something is wrong with the request; the message says what, and how to mend it",
+    404: "There is no such email",
+    409: "The message key is another email's, or the email is in a state in which that cannot be done",
+    413: "The body is larger than 16 MiB",
+    415: "The body is not declared to be application/json",
+}
+
+
+def _errors(*statuses: int) -> dict[int, ResponseSpec]:
+    return {
+        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
+        for status in statuses
+    }
+
+
+class CreatedEmail(Struct, frozen=True, rename="camel"):
+    id: str
+    message_key: str
+    status: str | None
+    #: created, or duplicate when the message key was known with the same content
+    verdict: str
+
+
+class EmailPage(Struct, frozen=True):
+    """Emails, newest first."""
+
+    items: list[EmailSummary]
+    #: What to give as `before` to go on; null at the end.
+    next: str | None
+
+
+class DeadEmails(Struct, frozen=True):
+    """Emails that were given up, newest first, and of what they died."""
+
+    reasons: dict[str, int]
+    items: list[EmailSummary]
+    next: str | None
+
+
+class Emails(Controller):
+    """Emails that go through a queue: a row and a message each."""
+
+    path = "/api/emails"
+    tags = ("email_log",)
+
+    @post(
+        "/",
+        status_code=202,
+        summary="Order one email",
+        responses={
+            200: ResponseSpec(CreatedEmail, description="The message key is known with the same content"),
+            **_errors(400, 409, 413, 415),
+        },
+        response_headers=[_LOCATION],
+    )
+    async def create(
+        self, email_orders: NamedDependency[EmailOrders], data: JSONBody[EmailRequest]
+    ) -> Response[CreatedEmail]:
+        """The row is written when this is answered, and nothing was sent yet.
+
+        Its message is in the queue, or follows as soon as there is a broker again. With a `messageKey`, the
+        same order again answers 200 with the first email, and another order under that key 409.
+        """
+        ordered = await email_orders.place(order_of(data))
+        created = ordered.verdict == "created"
+        location = {"Location": f"/api/emails/{email_id(ordered.id)}"}
+        return Response(_created(ordered), status_code=202 if created else 200, headers=location)
+
+    @get("/", summary="Emails, newest first", responses=_errors(400, 404))
+    async def list(
+        self,
+        emails: NamedDependency[EmailLog],
+        status: FromQuery[str | None] = None,
+        message_key: Annotated[str | None, QueryParameter(name="messageKey")] = None,
+        before: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> EmailPage:
+        if status is not None and status not in STATES:
+            raise InvalidRequest(f"status must be one of {', '.join(STATES)}", "status")
+        _check_limit(limit)
+        if message_key is not None:
+            return await _of_key(emails, message_key, status)
+        rows = await emails.page(status=status, before=_cursor(before), limit=limit)
+        return EmailPage(*_page(rows, limit))
+
+    @get("/dead", summary="Emails that were given up, and why", responses=_errors(400, 404))
+    async def dead(
+        self,
+        emails: NamedDependency[EmailLog],
+        reason: FromQuery[str | None] = None,
+        before: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> DeadEmails:
+        _check_limit(limit)
+        rows = await emails.page(status="Dead", reason=reason, before=_cursor(before), limit=limit)
+        return DeadEmails(await emails.dead_reasons(), *_page(rows, limit))
+
+    @post(
+        "/requeue",
+        status_code=200,
+        summary="Send dead emails again",
+        responses=_errors(400, 413, 415),
+    )
+    async def requeue_some(
+        self, emails: NamedDependency[EmailLog], data: JSONBody[RequeueRequest]
+    ) -> RequeueReply:
+        """Those that died of one reason, or all; without `dryRun: false` they are only counted."""
+        return await requeue_dead(emails, data)
+
+    @get("/{id:str}", summary="One email, with the verdict of each recipient", responses=_errors(404))
+    async def get(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:
+        return shown(await _existing(emails, id))
+
+    @post(
+        "/{id:str}/requeue",
+        status_code=200,
+        summary="Send a dead email again, or a failed one at once",
+        responses=_errors(404, 409),
+    )
+    async def requeue(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:
+        """It has all its attempts again. Recipients that have the mail do not get it twice."""
+        row = await _existing(emails, id)
+        if not await emails.requeue([row["id"]]):
+            raise NotAllowed(f"an email that is {row['status']} cannot be requeued: only Dead or Failed")
+        return shown(await _existing(emails, id))
+
+
+def _created(ordered: Ordered) -> CreatedEmail:
+    return CreatedEmail(email_id(ordered.id), ordered.message_key, ordered.status, ordered.verdict)
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= 100:
+        raise InvalidRequest("limit must be from 1 to 100", "limit")
+
+
+def _cursor(before: str | None) -> int | None:
+    return email_number(before) if before else None
+
+
+def _page(rows: Any, limit: int) -> tuple[list[EmailSummary], str | None]:
+    items = [listed(row) for row in rows]
+    return items, items[-1].id if len(items) == limit else None
+
+
+async def _of_key(emails: EmailLog, message_key: str, status: str | None) -> EmailPage:
+    number = await emails.id_of(message_key)
+    row = await emails.get(number) if number is not None else None
+    found = [listed(row)] if row is not None and status in {None, row["status"]} else []
+    return EmailPage(found, None)
+
+
+async def _existing(emails: EmailLog, id: str) -> Row:
+    row = await emails.get(email_number(id))
+    if row is None:
+        raise NotFound(f"there is no email {id}")
+    return row

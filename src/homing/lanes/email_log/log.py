@@ -1,0 +1,208 @@
+"""The rows of `email_log`: the sending stage's store, and the verbs that people and programs use on it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from homing.db import Database, Row, load_queries
+from homing.db.store import SqlStore
+from homing.engine.model import Claim, Settlement
+from homing.lanes.email_log.email import STATES, Dropped, Due, Email, NewEmail, Ordered, Terms, email_of
+from homing.lanes.email_log.queues import Hint
+from homing.telemetry import Telemetry
+
+#: Announced when a scheduler may find something due.
+CHANNEL = "homing_email_log"
+
+#: States that a small index serves; all others are read from the newest row backwards.
+_OPEN = ("Failed", "Dead", "RetryQueued")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EmailLog(SqlStore[Email]):
+    def __init__(
+        self,
+        database: Database,
+        transition: Any,
+        *,
+        terms: Terms,
+        telemetry: Telemetry,
+    ) -> None:
+        super().__init__(
+            database,
+            load_queries(__package__ or "", database.dialect),
+            item=email_of,
+            transition=transition,
+            parameters=msgspec.structs.asdict(terms),
+        )
+        self._owner = terms.owner
+        self._telemetry = telemetry
+
+    # ── the sending stage ────────────────────────────────────────────────────────────────────────
+
+    async def claim(self, limit: int) -> list[Claim[Email]]:  # noqa: ARG002 - as every store is asked
+        """Nothing: what is to be sent is named by a message, and nobody looks for it."""
+        return []
+
+    async def claim_these(self, hints: Sequence[Hint]) -> list[Claim[Email] | Dropped]:
+        """The rows that messages name, for one lease; or why one of them names nothing to send."""
+        wanted = [{"id": hint.EmailId, "key": hint.MessageKey} for hint in hints]
+        rows = await self.run("claim_these", batch=_encode(wanted).decode())
+        claims = {claim.id: claim for claim in self._claims(rows)}
+        found = [_taken(claims, hint) for hint in hints]
+        missed = [hint.EmailId for hint, claim in zip(hints, found, strict=True) if claim is None]
+        states = await self._states(missed)
+        return [
+            claim or Dropped(_why_not(hint, states.get(hint.EmailId)))
+            for hint, claim in zip(hints, found, strict=True)
+        ]
+
+    async def _states(self, ids: Sequence[int]) -> Mapping[int, Row]:
+        rows = await self.run("states", ids=_encode(ids).decode()) if ids else []
+        return {row["id"]: row for row in rows}
+
+    async def settle(self, batch: Sequence[tuple[Claim[Email], Settlement]]) -> set[int]:
+        columns = [{"id": c.id, "fence": c.fence, **self._transition(c, s)} for c, s in batch]
+        if not columns:
+            return set()
+        steps = ["settle", "complete_keys"] if "complete_keys" in self._queries else ["settle"]
+        results = await self.run_together(steps, batch=_encode(columns).decode())
+        settled = {row["id"] for row in results["settle"]}
+        for one in columns:
+            if one["id"] in settled and one["dead_reason"] is not None:
+                self._telemetry.email_died(one["dead_reason"])
+        return settled
+
+    async def rescue(self, limit: int) -> int:
+        rescued = await super().rescue(limit)
+        if rescued:
+            self.database.announce(CHANNEL)
+        return rescued
+
+    async def sweep(self, limit: int) -> Mapping[str, int]:  # noqa: ARG002 - as every store is asked
+        """Nothing: the scheduling stage ends what is beyond the limit."""
+        return {}
+
+    async def attachments(self, id: int) -> str | None:
+        """Read apart from the claim, which would hold the files of hundreds of mails in memory."""
+        rows = await self.run("attachments", id=id)
+        return rows[0]["attachments"] if rows else None
+
+    # ── put in ───────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue(self, emails: Sequence[NewEmail], *, publish: bool) -> list[Ordered]:
+        """Put emails in, one statement for all; a key that is known gives back the first email.
+
+        With `publish` each new row is claimed for publishing as it is written, and whoever asked publishes
+        it. Else it is due for any scheduler.
+        """
+        firsts = {email.message_key: email for email in reversed(emails)}
+        steps = ["enqueue", "reserve_keys"] if "reserve_keys" in self._queries else ["enqueue"]
+        results = await self.run_together(
+            steps,
+            batch=_encode(list(firsts.values())).decode(),
+            publisher=self._owner if publish else None,
+        )
+        created = {row["message_key"]: _created(row, claimed=publish) for row in results["enqueue"]}
+        if created and not publish:
+            self.database.announce(CHANNEL)
+        new = {firsts[key].token: ordered for key, ordered in created.items()}
+        known = await self._repetitions([email for email in emails if email.token not in new])
+        return [new.get(email.token) or known[email.token] for email in emails]
+
+    async def _repetitions(self, emails: Sequence[NewEmail]) -> dict[str, Ordered]:
+        """By token: what is known of the keys that were there before, or twice in one batch."""
+        if not emails:
+            return {}
+        keys = sorted({email.message_key for email in emails})
+        rows = await self.run("by_message_key", keys=_encode(keys).decode())
+        firsts = {row["message_key"]: row for row in rows}
+        return {email.token: _repetition(email, firsts[email.message_key]) for email in emails}
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, id: int) -> Row | None:
+        rows = await self.run("get", id=id)
+        return rows[0] if rows else None
+
+    async def id_of(self, message_key: str) -> int | None:
+        rows = await self.run("by_message_key", keys=_encode([message_key]).decode())
+        return rows[0]["id"] if rows else None
+
+    async def page(
+        self,
+        *,
+        status: str | None = None,
+        reason: str | None = None,
+        before: int | None = None,
+        limit: int = 20,
+    ) -> Sequence[Row]:
+        """Newest first; `before` is the id that the last page ended with, `reason` is for Dead ones."""
+        query = "page_open" if status in _OPEN else "page"
+        return await self.run(query, status=status, reason=reason, before=before, limit=limit)
+
+    async def dead_reasons(self) -> dict[str, int]:
+        return {row["reason"] or "": row["count"] for row in await self.run("dead_reasons")}
+
+    async def counts(self) -> dict[str, int]:
+        found = {row["status"]: row["count"] for row in await self.run("counts")}
+        total = found.pop("total", 0)
+        counts = {state: found.get(state, 0) for state in STATES}
+        counts["Sent"] = max(0, total - sum(counts.values()))
+        return counts
+
+    async def oldest_due(self) -> float:
+        """For how many seconds the first that is to be tried again has been due."""
+        rows = await self.run("oldest_due")
+        return max(0.0, rows[0]["age"]) if rows else 0.0
+
+    # ── act ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def requeue(self, ids: Sequence[int]) -> list[int]:
+        """Make dead and failed emails due at once, with all attempts; the ids that were."""
+        requeued = [row["id"] for row in await self.run("requeue", ids=_encode(ids).decode())]
+        if requeued:
+            self.database.announce(CHANNEL)
+        return requeued
+
+    async def dead_ids(self, *, reason: str | None = None, after: int = 0, limit: int = 1000) -> list[int]:
+        """Some of the dead in the order of their ids; `after` is the last id seen."""
+        return [row["id"] for row in await self.run("dead_ids", reason=reason, after=after, limit=limit)]
+
+
+def _taken(claims: dict[int, Claim[Email]], hint: Hint) -> Claim[Email] | None:
+    """Of two messages that came together for one row, the first gets it; another key does not."""
+    claim = claims.get(hint.EmailId)
+    return (
+        claims.pop(hint.EmailId) if claim is not None and claim.item.message_key == hint.MessageKey else None
+    )
+
+
+def _why_not(hint: Hint, row: Row | None) -> str:
+    if row is None:
+        return "there is no such email"
+    if row["message_key"] != hint.MessageKey:
+        return "the message key is another one"
+    if row["status"] in {"Pending", "RetryQueued"}:
+        return "another worker has it, or it is beyond the limit"
+    return f"it is {row['status']}"
+
+
+def _created(row: Row, *, claimed: bool) -> Ordered:
+    due = Due(row["next_attempt_at"], row["message_key"])
+    claim = Claim(row["id"], row["claim_seq"], 0, due) if claimed else None
+    return Ordered("created", row["id"], row["message_key"], row["status"], claim)
+
+
+def _repetition(email: NewEmail, first: Row) -> Ordered:
+    same = first["fingerprint"] is None or first["fingerprint"] == email.fingerprint
+    return Ordered("duplicate" if same else "conflict", first["id"], email.message_key, first["status"])
+
+
+def new_token() -> str:
+    return secrets.token_hex(16)

@@ -1,0 +1,293 @@
+-- email_log on PostgreSQL: the sending stage, and what people and programs do with emails. Time is the database's
+-- everywhere. Statements that write several rows lock them in id order: two that meet in opposite orders would
+-- deadlock.
+--
+-- A row that is being sent is Pending, locked, and has a last_queued_at. A row that is being published is
+-- RetryQueued, or Pending and locked without a last_queued_at: then its creator publishes it.
+
+-- fragment: claimed
+e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferrals, e.next_attempt_at AS due_at,
+    e.message_key, e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
+    e.body AS text_body, e.html_body, e.template, e.variables, e.locale, e.headers,
+    e.attachments IS NOT NULL AS has_attachments, e.unsubscribe_url, e.token, e.recipients
+
+-- fragment: listed
+id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
+    to_address, subject, template, provider, created_at, sent_at
+
+-- name: claim_these
+-- The rows that messages name, if they are still to be sent and nobody sends them. A scheduler that has not yet
+-- written down that it published is overtaken: its settle finds another fence. A lock that is over belongs to the
+-- rescue, which counts it, unless nobody's name is on it.
+WITH wanted AS MATERIALIZED (
+    SELECT DISTINCT b.id, b.key FROM json_to_recordset(:batch::json) AS b(id bigint, key text)
+), free AS MATERIALIZED (
+    SELECT e.id
+    FROM email_log AS e
+    WHERE e.id = ANY (ARRAY(SELECT id FROM wanted))
+      AND e.message_key = ANY (ARRAY(SELECT key FROM wanted))
+      AND e.attempt_count < :max_attempts
+      AND (e.status = 'RetryQueued'
+           OR e.status = 'Pending' AND (e.locked_until IS NULL OR e.last_queued_at IS NULL
+                                        OR e.locked_by IS NULL AND e.locked_until < now()))
+    ORDER BY e.id
+    FOR UPDATE
+), mine AS (
+    SELECT free.id FROM free JOIN email_log AS e ON e.id = free.id JOIN wanted ON wanted.id = e.id AND wanted.key = e.message_key
+)
+UPDATE email_log AS e
+SET status = 'Pending',
+    last_attempt_at = now(),
+    next_attempt_at = CASE WHEN e.status = 'RetryQueued' OR e.last_queued_at IS NULL
+                           THEN now() + make_interval(secs => :sweep_seconds) ELSE e.next_attempt_at END,
+    last_queued_at = CASE WHEN e.status = 'RetryQueued' THEN now() ELSE coalesce(e.last_queued_at, now()) END,
+    claim_seq = e.claim_seq + 1,
+    locked_by = :owner,
+    locked_until = now() + make_interval(secs => :lease_seconds)
+FROM mine
+WHERE e.id = mine.id
+RETURNING {claimed}
+
+-- name: states
+-- Why a message found nothing to send.
+SELECT id, status, message_key, attempt_count FROM email_log
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+
+-- name: claim_lost
+-- Rows that lost their worker for the fourth time and more: taken over, to be charged by the policy.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+      AND locked_until < now() AND rescue_count >= 3
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE email_log AS e
+SET claim_seq = e.claim_seq + 1,
+    rescue_count = e.rescue_count + 1,
+    locked_by = :owner,
+    locked_until = now() + make_interval(secs => :lease_seconds)
+FROM lost
+WHERE e.id = lost.id
+RETURNING {claimed}
+
+-- name: settle
+-- By an array of ids, not by a join: the planner may think that nothing is Pending when its statistics were made
+-- at a quiet hour, and would read all that is.
+WITH batch AS MATERIALIZED (
+    SELECT *
+    FROM json_to_recordset(:batch::json) AS b(
+        id bigint, fence bigint, status text, charged integer, delay double precision, error text,
+        dead_reason text, recipients jsonb, provider text, provider_message_id text)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.* FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
+), done AS (
+    UPDATE email_log AS e
+    SET status = mine.status,
+        attempt_count = e.attempt_count + mine.charged,
+        defer_count = CASE WHEN mine.status = 'Failed' AND mine.charged = 0 THEN e.defer_count + 1 ELSE 0 END,
+        next_attempt_at = CASE WHEN mine.status = 'Failed' THEN now() + make_interval(secs => mine.delay)
+                               ELSE e.next_attempt_at END,
+        last_error = mine.error,
+        dead_reason = mine.dead_reason,
+        recipients = coalesce(mine.recipients, e.recipients),
+        provider = coalesce(mine.provider, e.provider),
+        provider_message_id = coalesce(mine.provider_message_id, e.provider_message_id),
+        sent_at = CASE WHEN mine.status = 'Sent' THEN now() ELSE e.sent_at END,
+        locked_by = NULL,
+        locked_until = NULL
+    FROM mine
+    WHERE e.id = mine.id
+    RETURNING e.id, e.message_key, e.status
+), completed AS (
+    INSERT INTO email_idempotency (message_key, email_id, completed_at)
+    SELECT DISTINCT ON (message_key) message_key, id, now() FROM done WHERE status = 'Sent' ORDER BY message_key
+    ON CONFLICT (message_key) DO UPDATE SET completed_at = excluded.completed_at
+    WHERE email_idempotency.email_id = excluded.email_id
+)
+SELECT id FROM done
+
+-- name: confirm
+SELECT e.id
+FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+JOIN email_log AS e ON e.id = b.id
+WHERE e.claim_seq = b.fence AND e.locked_by IS NULL
+
+-- name: renew
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
+)
+UPDATE email_log AS e
+SET locked_until = now() + make_interval(secs => :lease_seconds)
+FROM mine
+WHERE e.id = mine.id
+RETURNING e.id
+
+-- name: release
+-- The message goes back to the broker, and so finds the row free.
+WITH batch AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+), held AS MATERIALIZED (
+    SELECT id, claim_seq
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
+)
+UPDATE email_log AS e
+SET locked_by = NULL, locked_until = NULL
+FROM mine
+WHERE e.id = mine.id
+RETURNING e.id
+
+-- name: rescue
+-- The dead worker's message may have been acknowledged or not: the scheduler publishes another one, and of two the
+-- second finds nothing to do. The fence rises, so that a settlement that was never written cannot be taken for one
+-- that was.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+      AND locked_until < now() AND rescue_count < 3
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE email_log AS e
+SET claim_seq = e.claim_seq + 1,
+    rescue_count = e.rescue_count + 1,
+    next_attempt_at = now(),
+    last_queued_at = NULL,
+    locked_by = NULL,
+    locked_until = NULL
+FROM lost
+WHERE e.id = lost.id
+RETURNING e.id
+
+-- name: attachments
+SELECT attachments FROM email_log WHERE id = :id
+
+-- name: enqueue
+-- Keys first: whoever gets one may write the row. Sorted: two batches with the same keys in opposite orders would
+-- deadlock. With an owner the row is claimed for publishing in the same breath, and nobody else publishes it.
+WITH batch AS MATERIALIZED (
+    SELECT *
+    FROM json_to_recordset(:batch::json) AS b(
+        message_key text, fingerprint text, token text, from_address text, to_address text, cc_address text,
+        bcc_address text, reply_to text, subject text, body text, html_body text, template text, variables jsonb,
+        locale text, headers jsonb, attachments jsonb, unsubscribe_url text)
+), keys AS (
+    INSERT INTO email_idempotency (message_key, email_id, fingerprint)
+    SELECT message_key, nextval(pg_get_serial_sequence('email_log', 'id')), fingerprint
+    FROM batch
+    ORDER BY message_key
+    ON CONFLICT (message_key) DO NOTHING
+    RETURNING message_key, email_id
+)
+INSERT INTO email_log (
+    id, message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
+    template, variables, locale, headers, attachments, unsubscribe_url, claim_seq, locked_by, locked_until)
+SELECT
+    k.email_id, b.message_key, b.token, b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to,
+    b.subject, b.body, b.html_body, b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url,
+    CASE WHEN :publisher::text IS NULL THEN 0 ELSE 1 END, :publisher::text,
+    CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END
+FROM batch AS b JOIN keys AS k ON k.message_key = b.message_key
+RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at
+
+-- name: by_message_key
+SELECT k.message_key, k.email_id AS id, k.fingerprint, e.status
+FROM email_idempotency AS k LEFT JOIN email_log AS e ON e.id = k.email_id
+WHERE k.message_key IN (SELECT json_array_elements_text(:keys::json))
+
+-- name: get
+SELECT e.*, k.completed_at
+FROM email_log AS e LEFT JOIN email_idempotency AS k ON k.message_key = e.message_key AND k.email_id = e.id
+WHERE e.id = :id
+
+-- name: page
+SELECT {listed}
+FROM email_log
+WHERE (:status::text IS NULL OR status = :status) AND (:before::bigint IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: page_open
+-- The states are named, so that the planner knows its small index applies.
+SELECT {listed}
+FROM email_log
+WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = :status
+  AND (:before::bigint IS NULL OR id < :before) AND (:reason::text IS NULL OR dead_reason = :reason)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: dead_reasons
+SELECT dead_reason AS reason, count(*) AS count FROM email_log WHERE status = 'Dead' GROUP BY dead_reason ORDER BY 2 DESC, 1
+
+-- name: dead_ids
+SELECT id
+FROM email_log
+WHERE status = 'Dead' AND status IN ('Failed', 'Dead', 'RetryQueued') AND id > :after
+  AND (:reason::text IS NULL OR dead_reason = :reason)
+ORDER BY id
+LIMIT :limit
+
+-- name: requeue
+-- Whoever has the mail keeps that verdict: only the others get it. All attempts are there again.
+WITH chosen AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE id IN (SELECT json_array_elements_text(:ids::json)::bigint) AND status IN ('Dead', 'Failed')
+      AND locked_by IS NULL
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE email_log AS e
+SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
+    claim_seq = e.claim_seq + 1,
+    next_attempt_at = now(), last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_until = NULL,
+    recipients = (SELECT jsonb_object_agg(key, value)
+                  FROM jsonb_each(e.recipients) WHERE value ->> 'status' = 'accepted')
+FROM chosen
+WHERE e.id = chosen.id
+RETURNING e.id
+
+-- name: counts
+-- What is not sent yet is counted in the index. What was sent is the rest of the table, whose size is the
+-- statistics' estimate once counting it would take long.
+SELECT 'Pending' AS status, count(*) AS count FROM email_log WHERE status = 'Pending'
+UNION ALL
+SELECT 'RetryQueued', count(*) FROM email_log WHERE status = 'RetryQueued'
+UNION ALL
+SELECT 'Failed', count(*) FROM email_log WHERE status = 'Failed'
+UNION ALL
+SELECT 'Dead', count(*) FROM email_log WHERE status = 'Dead'
+UNION ALL
+SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint
+                     ELSE (SELECT count(*) FROM email_log) END
+FROM pg_class AS c WHERE c.oid = 'email_log'::regclass
+
+-- name: oldest_due
+SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age
+FROM email_log
+WHERE status = 'Failed' AND next_attempt_at <= now()
+ORDER BY next_attempt_at
+LIMIT 1

@@ -1,0 +1,61 @@
+"""The queues of the contract, and the message that goes through them: exactly two keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from homing.brokers.base import Queue
+
+_LONGEST_REASON = 200
+
+
+class Queues(Struct, frozen=True):
+    #: A message for each email that is to be sent.
+    send: Queue
+    #: What no email can be made of, and which emails were given up.
+    dead_letters: Queue
+
+
+def queues_of(prefix: str = "email.dispatcher", *, dots: bool = True) -> Queues:
+    """Named as specified; where a broker takes no dots (SQS), with hyphens in their place."""
+    send, dead = (name if dots else name.replace(".", "-") for name in (f"{prefix}.send", f"{prefix}.dlq"))
+    return Queues(Queue(send, dead_letters=dead), Queue(dead))
+
+
+class Hint(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Which row may be due; what is to be done is in the row."""
+
+    EmailId: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    MessageKey: Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class Death(Struct, frozen=True, gc=False):
+    """What the dead letter queue is told of an email that is given up."""
+
+    EmailId: int
+    MessageKey: str
+    AttemptCount: int
+    DeadReason: str | None
+
+
+class Unreadable(Struct, frozen=True, gc=False):
+    """No message of ours; why, in words that quote nothing of it."""
+
+    reason: str
+
+
+encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Hint, strict=True).decode
+
+
+def read_hint(body: bytes) -> Hint | Unreadable:
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        kind = "no such message" if isinstance(error, msgspec.ValidationError) else "no valid JSON"
+        # A field that is too many is named in the error, and may be anything.
+        words = str(error) if "unknown field" not in str(error) else "Object contains an unknown field"
+        return Unreadable(f"{kind}: {words}"[:_LONGEST_REASON])

@@ -1,0 +1,1 @@
+"""The scheduling stage of `email_log`: what is due is published."""

@@ -1,0 +1,235 @@
+-- email_log on SQLite: the same queries by the same names. FOR UPDATE SKIP LOCKED is missing; every writing
+-- statement runs under BEGIN IMMEDIATE instead, so there is only one at a time. Times are ISO text, made by strftime.
+
+-- fragment: now
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+
+-- fragment: lease
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+
+-- fragment: claimed
+id, claim_seq AS fence, attempt_count AS attempts, defer_count AS deferrals, next_attempt_at AS due_at,
+    message_key, last_attempt_at, from_address, to_address, cc_address, bcc_address, reply_to, subject,
+    body AS text_body, html_body, template, variables, locale, headers,
+    attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients
+
+-- fragment: listed
+id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
+    to_address, subject, template, provider, created_at, sent_at
+
+-- fragment: fences
+batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+)
+
+-- name: claim_these
+WITH wanted AS MATERIALIZED (
+    SELECT DISTINCT json_extract(value, '$.id') AS id, json_extract(value, '$.key') AS key FROM json_each(:batch)
+)
+UPDATE email_log
+SET status = 'Pending',
+    last_attempt_at = {now},
+    next_attempt_at = CASE WHEN status = 'RetryQueued' OR last_queued_at IS NULL
+        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds)) ELSE next_attempt_at END,
+    last_queued_at = CASE WHEN status = 'RetryQueued' THEN {now} ELSE coalesce(last_queued_at, {now}) END,
+    claim_seq = claim_seq + 1,
+    locked_by = :owner,
+    locked_until = {lease}
+FROM wanted
+WHERE email_log.id = wanted.id AND email_log.message_key = wanted.key
+  AND attempt_count < :max_attempts
+  AND (status = 'RetryQueued'
+       OR status = 'Pending' AND (locked_until IS NULL OR last_queued_at IS NULL
+                                  OR locked_by IS NULL AND locked_until < {now}))
+RETURNING {claimed}
+
+-- name: states
+SELECT id, status, message_key, attempt_count FROM email_log WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: claim_lost
+-- Named, because the planner would rather read everything that is Pending.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM email_log INDEXED BY email_log_locked
+    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+      AND locked_until < {now} AND rescue_count >= 3
+    ORDER BY id
+    LIMIT :limit
+)
+UPDATE email_log
+SET claim_seq = claim_seq + 1, rescue_count = rescue_count + 1, locked_by = :owner, locked_until = {lease}
+FROM lost
+WHERE email_log.id = lost.id
+RETURNING {claimed}
+
+-- name: settle
+WITH batch AS MATERIALIZED (
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
+        json_extract(value, '$.status') AS status, json_extract(value, '$.charged') AS charged,
+        json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error,
+        json_extract(value, '$.dead_reason') AS dead_reason, json_extract(value, '$.recipients') AS recipients,
+        json_extract(value, '$.provider') AS provider,
+        json_extract(value, '$.provider_message_id') AS provider_message_id
+    FROM json_each(:batch)
+)
+UPDATE email_log
+SET status = batch.status,
+    attempt_count = attempt_count + batch.charged,
+    defer_count = CASE WHEN batch.status = 'Failed' AND batch.charged = 0 THEN defer_count + 1 ELSE 0 END,
+    next_attempt_at = CASE WHEN batch.status = 'Failed'
+        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay))
+        ELSE next_attempt_at END,
+    last_error = batch.error,
+    dead_reason = batch.dead_reason,
+    recipients = coalesce(batch.recipients, email_log.recipients),
+    provider = coalesce(batch.provider, email_log.provider),
+    provider_message_id = coalesce(batch.provider_message_id, email_log.provider_message_id),
+    sent_at = CASE WHEN batch.status = 'Sent' THEN {now} ELSE sent_at END,
+    locked_by = NULL,
+    locked_until = NULL
+FROM batch
+WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+RETURNING id
+
+-- name: complete_keys
+-- In the transaction of settle: a statement here writes one table.
+INSERT INTO email_idempotency (message_key, email_id, completed_at)
+SELECT message_key, id, sent_at
+FROM email_log
+WHERE id IN (SELECT json_extract(value, '$.id') FROM json_each(:batch)) AND status = 'Sent'
+ON CONFLICT (message_key) DO UPDATE SET completed_at = excluded.completed_at
+WHERE email_idempotency.email_id = excluded.email_id AND email_idempotency.completed_at IS NULL
+
+-- name: confirm
+WITH {fences}
+SELECT email_log.id
+FROM batch JOIN email_log ON email_log.id = batch.id
+WHERE email_log.claim_seq = batch.fence AND email_log.locked_by IS NULL
+
+-- name: renew
+WITH {fences}
+UPDATE email_log
+SET locked_until = {lease}
+FROM batch
+WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+RETURNING id
+
+-- name: release
+WITH {fences}
+UPDATE email_log
+SET locked_by = NULL, locked_until = NULL
+FROM batch
+WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+RETURNING id
+
+-- name: rescue
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM email_log INDEXED BY email_log_locked
+    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+      AND locked_until < {now} AND rescue_count < 3
+    ORDER BY id
+    LIMIT :limit
+)
+UPDATE email_log
+SET claim_seq = claim_seq + 1, rescue_count = rescue_count + 1, next_attempt_at = {now}, last_queued_at = NULL,
+    locked_by = NULL, locked_until = NULL
+FROM lost
+WHERE email_log.id = lost.id
+RETURNING id
+
+-- name: attachments
+SELECT attachments FROM email_log WHERE id = :id
+
+-- name: enqueue
+INSERT INTO email_log (
+    message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
+    template, variables, locale, headers, attachments, unsubscribe_url, claim_seq, locked_by, locked_until)
+SELECT
+    json_extract(value, '$.message_key'), json_extract(value, '$.token'), json_extract(value, '$.from_address'),
+    json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
+    json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.body'),
+    json_extract(value, '$.html_body'), json_extract(value, '$.template'), json_extract(value, '$.variables'),
+    json_extract(value, '$.locale'), json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
+    json_extract(value, '$.unsubscribe_url'), :publisher IS NOT NULL, :publisher,
+    CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END
+FROM json_each(:batch)
+WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
+RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at
+
+-- name: reserve_keys
+-- In the transaction of enqueue.
+INSERT INTO email_idempotency (message_key, email_id, fingerprint)
+SELECT json_extract(value, '$.message_key'),
+    (SELECT max(e.id) FROM email_log AS e WHERE e.message_key = json_extract(value, '$.message_key')),
+    json_extract(value, '$.fingerprint')
+FROM json_each(:batch)
+WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
+
+-- name: by_message_key
+SELECT k.message_key, k.email_id AS id, k.fingerprint, e.status
+FROM email_idempotency AS k LEFT JOIN email_log AS e ON e.id = k.email_id
+WHERE k.message_key IN (SELECT value FROM json_each(:keys))
+
+-- name: get
+SELECT e.*, k.completed_at
+FROM email_log AS e LEFT JOIN email_idempotency AS k ON k.message_key = e.message_key AND k.email_id = e.id
+WHERE e.id = :id
+
+-- name: page
+SELECT {listed}
+FROM email_log
+WHERE (:status IS NULL OR status = :status) AND (:before IS NULL OR id < :before)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: page_open
+-- The states are named, so that the planner knows its small index applies.
+SELECT {listed}
+FROM email_log
+WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = :status
+  AND (:before IS NULL OR id < :before) AND (:reason IS NULL OR dead_reason = :reason)
+ORDER BY id DESC
+LIMIT :limit
+
+-- name: dead_reasons
+SELECT dead_reason AS reason, count(*) AS count FROM email_log WHERE status = 'Dead' GROUP BY dead_reason ORDER BY 2 DESC, 1
+
+-- name: dead_ids
+SELECT id
+FROM email_log
+WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead' AND id > :after
+  AND (:reason IS NULL OR dead_reason = :reason)
+ORDER BY id
+LIMIT :limit
+
+-- name: requeue
+UPDATE email_log
+SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
+    claim_seq = claim_seq + 1,
+    next_attempt_at = {now}, last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_until = NULL,
+    recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
+                  FROM json_each(email_log.recipients) WHERE json_extract(value, '$.status') = 'accepted')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Dead', 'Failed') AND locked_by IS NULL
+RETURNING id
+
+-- name: counts
+SELECT 'Pending' AS status, count(*) AS count FROM email_log WHERE status = 'Pending'
+UNION ALL
+SELECT 'RetryQueued', count(*) FROM email_log WHERE status = 'RetryQueued'
+UNION ALL
+SELECT 'Failed', count(*) FROM email_log WHERE status = 'Failed'
+UNION ALL
+SELECT 'Dead', count(*) FROM email_log WHERE status = 'Dead'
+UNION ALL
+-- Beyond 100,000 rows the ids tell, which have gaps only where rows were deleted.
+SELECT 'total', CASE WHEN max(id) - min(id) < 100000 THEN (SELECT count(*) FROM email_log)
+                     ELSE coalesce(max(id) - min(id) + 1, 0) END
+FROM email_log
+
+-- name: oldest_due
+SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age
+FROM email_log
+WHERE status = 'Failed' AND next_attempt_at <= {now}
+ORDER BY next_attempt_at
+LIMIT 1

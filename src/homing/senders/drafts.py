@@ -1,0 +1,80 @@
+"""Orders of mails, checked: nothing is stored that could never be sent. For every lane that takes orders."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from homing.errors import InvalidRequest
+from homing.senders.addresses import InvalidAddress, parse_address, split_address_list
+from homing.senders.compose import StoredAttachment
+from homing.senders.mail import MailMessage
+from homing.senders.mime import Unassemblable, assemble
+
+_MOST_RECIPIENTS = 1000
+#: The escape of a NUL, as against the text of one after a backslash of its own.
+_NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+#: What the sender calls a field, and what the API does.
+_JSON_NAMES = {"unsubscribe_url": "unsubscribeUrl", "reply_to": "replyTo"}
+_SOME_DATE = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def checked_recipients(field: str, given: str | list[str]) -> list[str]:
+    try:
+        items = split_address_list(given) if isinstance(given, str) else given
+        for item in items:
+            parse_address(item)
+    except InvalidAddress as error:
+        raise InvalidRequest(f"{field}: {error}", field) from None
+    if len(items) > _MOST_RECIPIENTS:
+        raise InvalidRequest(f"{field}: at most {_MOST_RECIPIENTS} recipients", field)
+    return items
+
+
+def checked_address(field: str, given: str | None) -> str | None:
+    try:
+        if given is not None:
+            parse_address(given)
+    except InvalidAddress as error:
+        raise InvalidRequest(f"{field}: {error}", field) from None
+    return given
+
+
+def check_texts(request: Struct) -> None:
+    if _NUL_IN_JSON.search(msgspec.json.encode(request)):
+        raise InvalidRequest("a text contains a NUL character, which no database keeps")
+
+
+def check_draft(
+    *,
+    subject: str,
+    headers: Mapping[str, str] | None,
+    attachments: Sequence[StoredAttachment] | None,
+    unsubscribe_url: str | None,
+) -> None:
+    """Everything that can be wrong with the mail itself; addresses and bodies are judged elsewhere."""
+    draft = MailMessage(
+        message_id="<draft@localhost>",
+        date=_SOME_DATE,
+        sender="draft@localhost",
+        recipients=(),
+        subject=subject,
+        headers=tuple((headers or {}).items()),
+        attachments=tuple(a.attachment() for a in attachments or ()),
+        unsubscribe_url=unsubscribe_url,
+    )
+    try:
+        assemble(draft)
+    except Unassemblable as error:
+        field = _JSON_NAMES.get(error.field, error.field)
+        raise InvalidRequest(f"{field}: {error.reason}", field) from None
+
+
+def fingerprint(request: Struct) -> str:
+    """Tells a repeated order from another one under the same key."""
+    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()

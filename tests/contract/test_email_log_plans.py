@@ -1,0 +1,118 @@
+"""What is due is read from the index and nothing else, on 100,000 rows of which most are sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from tests.emails import EmailBench, email_bench
+
+from homing.db.store import SqlStore
+
+ROWS = 100_000
+#: Of a thousand nine hundred are sent; of the others some wait, some are queued, some in somebody's hands.
+_STATUS = """CASE WHEN g % 10 <> 0 THEN 'Sent' WHEN g % 100 = 0 THEN 'Dead' WHEN g % 50 = 0 THEN 'RetryQueued'
+    WHEN g % 20 = 0 THEN 'Failed' ELSE 'Pending' END"""
+POSTGRES_ROWS = f"""
+INSERT INTO email_log (to_address, subject, body, status, attempt_count, next_attempt_at, last_queued_at,
+    locked_by, locked_until, announced_at)
+SELECT 'a@example.org', 's', 'b', {_STATUS}, 1, now() + (g - 50000) * interval '1 second', now(),
+    CASE WHEN g % 50 = 0 AND g % 100 <> 0 THEN 'someone' END, CASE WHEN g % 50 = 0 THEN now() END, now()
+FROM generate_series(1, {ROWS}) AS g RETURNING 1
+"""
+SQLITE_ROWS = f"""
+WITH RECURSIVE series(g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM series WHERE g < {ROWS})
+INSERT INTO email_log (to_address, subject, body, status, attempt_count, next_attempt_at, last_queued_at,
+    locked_by, announced_at)
+SELECT 'a@example.org', 's', 'b', {_STATUS}, 1,
+    strftime('%Y-%m-%dT%H:%M:%fZ', 'now', (g - 50000) || ' seconds'), strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
+    CASE WHEN g % 50 = 0 AND g % 100 <> 0 THEN 'someone' END, strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+FROM series RETURNING 1
+"""
+
+
+async def plan_of(lane: EmailBench, store: SqlStore[Any], name: str, **parameters: object) -> str:
+    query = store._queries[name]
+    explain = "EXPLAIN (FORMAT JSON) " if lane.is_postgres else "EXPLAIN QUERY PLAN "
+    explained = type(query)("explain", explain + query.sql, query.parameters, writes=False)
+    rows = await lane.homing.database.fetch(explained, {**store._parameters, **parameters})
+    return json.dumps([str(dict(row)) for row in rows])
+
+
+@pytest.mark.clause("RTY-11", "RTY-02")
+async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
+    async with email_bench(postgres_url) as lane:
+        await lane.sql(POSTGRES_ROWS)
+        await lane.sql("VACUUM ANALYZE email_log")
+        plan = await plan_of(lane, lane.due, "claim", limit=100)
+        assert plan.count("email_log_due") == 3, "one jump for each state that can be due"
+        assert "Seq Scan" not in plan
+        for name, index in (
+            ("rescue", "email_log_locked"),
+            ("claim_lost", "email_log_locked"),
+        ):
+            plan = await plan_of(lane, lane.emails, name, limit=100)
+            assert index in plan, name
+            assert "Seq Scan" not in plan, name
+        for name in ("sweep", "claim_deaths"):
+            assert "Seq Scan" not in await plan_of(lane, lane.due, name, limit=100), name
+        assert "email_log_unannounced" in await plan_of(lane, lane.due, "claim_deaths", limit=100)
+        assert "email_log_retried" in await plan_of(lane, lane.due, "sweep", limit=100)
+        batch = json.dumps([{"id": i, "fence": 1, "key": "k"} for i in range(1, 500)])
+        for store, name in (
+            (lane.emails, "claim_these"), (lane.emails, "settle"), (lane.emails, "renew"),
+            (lane.emails, "release"), (lane.due, "settle"), (lane.due, "renew"), (lane.due, "release"),
+        ):  # fmt: skip
+            plan = await plan_of(lane, store, name, batch=batch)
+            assert "Seq Scan" not in plan, name
+            assert "(id = ANY ($" in plan, name
+
+
+@pytest.mark.clause("RTY-11")
+async def test_a_claim_touches_a_handful_of_pages(postgres_url: str) -> None:
+    """A hundred due rows among 100,000 cost about as much as among a hundred."""
+    async with email_bench(postgres_url) as lane:
+        await lane.sql(POSTGRES_ROWS)
+        await lane.sql("VACUUM ANALYZE email_log")
+        query = lane.due._queries["preview"]
+        sql = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.sql
+        explained = type(query)("explain", sql, query.parameters, writes=True)
+        (row,) = await lane.homing.database.fetch(explained, {**lane.due._parameters, "limit": 100})
+        plan = json.dumps(str(dict(row)))
+        buffers = max(int(hits) for hits in re.findall(r"Shared Hit Blocks[^0-9]*(\d+)", plan))
+        assert buffers < 3000, "the table alone has more pages than that"
+
+
+@pytest.mark.clause("RTY-11", "RTY-02")
+async def test_sqlite_reads_only_what_is_due(sqlite_url: str) -> None:
+    async with email_bench(sqlite_url) as lane:
+        await lane.sql(SQLITE_ROWS)
+        plan = await plan_of(lane, lane.due, "claim", limit=100)
+        assert plan.count("email_log_due (status=? AND next_attempt_at<?)") == 3
+        assert "SCAN email_log" not in plan
+        for name in ("rescue", "claim_lost"):
+            plan = await plan_of(lane, lane.emails, name, limit=100)
+            assert "email_log_locked" in plan, name
+        for name, index in (("sweep", "email_log_retried"), ("claim_deaths", "email_log_unannounced")):
+            assert index in await plan_of(lane, lane.due, name, limit=100), name
+        batch = json.dumps([{"id": 1, "fence": 1, "key": "k"}])
+        for store, name in ((lane.emails, "claim_these"), (lane.emails, "settle"), (lane.due, "settle")):
+            plan = await plan_of(lane, store, name, batch=batch)
+            assert "SCAN email_log" not in plan, name
+            assert "INTEGER PRIMARY KEY" in plan, name
+
+
+@pytest.mark.parametrize("status", ["Failed", "Dead", "RetryQueued"])
+async def test_lists_of_what_ended_badly_need_no_scan(database_url: str, status: str) -> None:
+    async with email_bench(database_url) as lane:
+        await lane.sql(POSTGRES_ROWS if lane.is_postgres else SQLITE_ROWS)
+        if lane.is_postgres:
+            await lane.sql("VACUUM ANALYZE email_log")
+        plan = await plan_of(
+            lane, lane.emails, "page_open", status=status, before=None, reason=None, limit=20
+        )
+        assert "Seq Scan" not in plan
+        assert "SCAN email_log" not in plan
+        assert "email_log_" in plan

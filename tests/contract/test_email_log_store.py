@@ -1,0 +1,391 @@
+"""The stores of both stages of email_log, on every database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.emails import EmailBench, email_bench
+
+from homing.db import instant
+from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
+from homing.lanes.email_log.email import Dropped, Due, Email
+from homing.lanes.email_log.queues import Hint
+
+FAILURE = Failure("network_error", "gone")
+
+
+@pytest.fixture
+async def lane(database_url: str) -> AsyncIterator[EmailBench]:
+    async with email_bench(database_url) as opened:
+        yield opened
+
+
+async def claim_one(lane: EmailBench, id: int) -> Claim[Email] | Dropped:
+    key = (await lane.row(id))["message_key"]
+    (claim,) = await lane.emails.claim_these([Hint(id, key)])
+    return claim
+
+
+async def sending(lane: EmailBench, id: int) -> Claim[Email]:
+    claim = await claim_one(lane, id)
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+async def failed(lane: EmailBench, count: int = 1, *, due: bool = True, attempts: int = 1) -> list[int]:
+    ids = await lane.insert(count, status="Failed", attempt_count=attempts, last_error="x")
+    for id in ids:
+        await lane.shift(id, 5 if due else -3600, "next_attempt_at")
+    return ids
+
+
+# ── the scheduling stage ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("RTY-07")
+async def test_due_is_failed_in_time_below_the_limit_and_unlocked(lane: EmailBench) -> None:
+    due, over = await failed(lane, 2)
+    await lane.shift(over, 10, "locked_until")
+    (later,) = await failed(lane, due=False)
+    (at_limit,) = await failed(lane, attempts=8)
+    (locked,) = await failed(lane)
+    await lane.shift(locked, -60, "locked_until")
+    ended = await lane.insert(1, status="Sent") + await lane.insert(1, status="Dead")
+    assert sorted(c.id for c in await lane.due.claim(100)) == sorted([due, over])
+    assert await lane.states([later, at_limit, locked]) == ["Failed"] * 3
+    assert await lane.states(ended) == ["Sent", "Dead"]
+
+
+@pytest.mark.clause("RTY-07")
+async def test_a_row_whose_scheduler_died_is_due_when_its_lease_is_over(lane: EmailBench) -> None:
+    (id,) = await failed(lane)
+    (stale,) = await lane.due.claim(10)
+    assert await lane.due.claim(10) == []
+    await lane.age(id)
+    (again,) = await lane.due.claim(10)
+    assert (again.id, again.attempts) == (id, 1)
+    assert again.fence > stale.fence
+    await lane.due.settle([(stale, RetryIn(5.0, FAILURE))])
+    assert (await lane.row(id))["status"] == "RetryQueued", "the dead one's word counts no more"
+
+
+@pytest.mark.clause("RTY-08")
+async def test_a_claim_marks_and_locks_the_row_for_one_lease(lane: EmailBench) -> None:
+    (id,) = await failed(lane)
+    await lane.due.claim(10)
+    row = await lane.row(id)
+    (now,) = await lane.sql(
+        "SELECT now() AS now" if lane.is_postgres else "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS now"
+    )
+    until, present = instant(row["locked_until"]), instant(now["now"])
+    assert until is not None
+    assert present is not None
+    assert row["status"] == "RetryQueued"
+    assert 110 < (until - present).total_seconds() <= 120
+    assert row["locked_by"]
+
+
+@pytest.mark.clause("RTY-13")
+async def test_many_schedulers_at_once_take_each_row_once(lane: EmailBench) -> None:
+    ids = await failed(lane, 60)
+    batches = await asyncio.gather(*(lane.due.claim(7) for _ in range(12)))
+    taken = [c.id for batch in batches for c in batch]
+    assert len(taken) == len(set(taken))
+    rest = [c.id for c in await lane.due.claim(100)]
+    assert sorted(taken + rest) == ids
+
+
+@pytest.mark.clause("RTY-10")
+async def test_a_confirmed_publish_leaves_the_row_pending_unlocked_and_dated(lane: EmailBench) -> None:
+    (id,) = await failed(lane)
+    (claim,) = await lane.due.claim(1)
+    assert await lane.due.settle([(claim, Complete())]) == {id}
+    row = await lane.row(id)
+    assert (row["status"], row["locked_until"], row["locked_by"]) == ("Pending", None, None)
+    assert row["last_queued_at"] is not None
+    assert (row["attempt_count"], row["last_error"]) == (1, "x")
+    assert await lane.due.claim(10) == [], "once in its window"
+
+
+@pytest.mark.clause("RTY-10")
+async def test_a_consumer_overtakes_the_scheduler_whose_settle_is_then_refused(lane: EmailBench) -> None:
+    (id,) = await failed(lane)
+    (scheduled,) = await lane.due.claim(1)
+    claim = await sending(lane, id)
+    assert claim.fence > scheduled.fence
+    await lane.due.settle([(scheduled, Complete())])
+    row = await lane.row(id)
+    assert row["locked_by"], "the sender's lease stands"
+    assert row["claim_seq"] == claim.fence
+    assert await lane.emails.settle([(claim, Complete())]) == {id}
+    await lane.due.settle([(scheduled, RetryIn(1.0, FAILURE))])
+    assert (await lane.row(id))["status"] == "Sent"
+
+
+@pytest.mark.clause("RTY-16")
+async def test_a_failed_publish_costs_no_attempt_and_is_due_again(lane: EmailBench) -> None:
+    (id,) = await failed(lane)
+    before = await lane.row(id)
+    (claim,) = await lane.due.claim(1)
+    await lane.due.settle([(claim, RetryIn(30.0, Failure("unreachable", "no broker")))])
+    row = await lane.row(id)
+    assert (row["status"], row["attempt_count"], row["locked_until"]) == ("Failed", 1, None)
+    assert row["next_attempt_at"] > before["next_attempt_at"]
+    assert (row["last_error"], row["publish_failures"]) == ("x", 1)
+    await lane.age(id)
+    assert [c.id for c in await lane.due.claim(1)] == [id]
+
+
+@pytest.mark.clause("RTY-16")
+async def test_what_was_never_tried_waits_as_pending_when_its_publish_failed(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    (claim,) = await lane.due.claim(1)
+    await lane.due.settle([(claim, RetryIn(30.0, Failure("unreachable", "no broker")))])
+    row = await lane.row(id)
+    assert (row["status"], row["attempt_count"], row["last_queued_at"]) == ("Pending", 0, None)
+    assert await lane.due.claim(1) == []
+    await lane.shift(id, 100, "next_attempt_at")
+    assert [c.id for c in await lane.due.claim(1)] == [id]
+
+
+@pytest.mark.clause("RTY-16")
+async def test_a_pending_row_whose_message_is_lost_is_due_once_per_window(database_url: str) -> None:
+    async with email_bench(
+        database_url, email_broker_url="amqp://127.0.0.1:1", email_sweep_seconds=900
+    ) as lane:
+        (id,) = await lane.insert()
+        (claim,) = await lane.due.claim(1)
+        await lane.due.settle([(claim, Complete())])
+        await lane.age(id, 890)
+        assert await lane.due.claim(1) == []
+        await lane.age(id, 20)
+        (swept,) = await lane.due.claim(1)
+        assert swept.attempts == 0
+        await lane.due.settle([(swept, Complete())])
+        assert await lane.due.claim(1) == [], "once per window"
+
+
+async def test_a_row_that_another_scheduler_queued_by_the_specified_sql_is_left_alone(
+    lane: EmailBench,
+) -> None:
+    """It sets Pending, clears the lock and dates it, and leaves next_attempt_at in the past."""
+    (id,) = await failed(lane)
+    await lane.set(id, status="Pending")
+    await lane.shift(id, 1, "last_queued_at")
+    assert await lane.due.claim(10) == []
+
+
+async def test_a_release_leaves_a_row_as_due_as_it_was(lane: EmailBench) -> None:
+    (tried,) = await failed(lane)
+    (fresh,) = await lane.insert()
+    before = {id: (await lane.row(id))["next_attempt_at"] for id in (tried, fresh)}
+    claims = await lane.due.claim(10)
+    assert await lane.due.release(claims) == {tried, fresh}
+    assert await lane.states([tried, fresh]) == ["Failed", "Pending"]
+    assert {id: (await lane.row(id))["next_attempt_at"] for id in before} == before
+    assert len(await lane.due.claim(10)) == 2
+
+
+@pytest.mark.clause("RTY-14")
+async def test_whatever_is_at_the_limit_is_ended_with_its_last_error(database_url: str) -> None:
+    async with email_bench(database_url, email_max_attempts=3) as lane:
+        over, under = await failed(lane, 2)
+        (sent,) = await lane.insert(1, status="Sent", attempt_count=7)
+        await lane.set(over, attempt_count=3, last_error="the last word")
+        await lane.homing.email_schedule.maintenance.once()
+        row = await lane.row(over)
+        assert (row["status"], row["dead_reason"]) == ("Dead", "MaxAttemptsExceeded")
+        assert (row["last_error"], row["attempt_count"]) == ("the last word", 3)
+        assert await lane.states([under, sent]) == ["Failed", "Sent"]
+
+
+async def test_claims_return_their_columns_in_the_order_of_the_item(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    (row,) = await lane.due.run("claim", limit=1)
+    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Due.__struct_fields__]
+    key = (await lane.row(id))["message_key"]
+    (row,) = await lane.emails.run("claim_these", batch=f'[{{"id": {id}, "key": "{key}"}}]')
+    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Email.__struct_fields__]
+    await lane.age(id)
+    await lane.set(id, rescue_count=3)
+    (row,) = await lane.emails.run("claim_lost", limit=1)
+    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Email.__struct_fields__]
+
+
+# ── the sending stage ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("RTY-19")
+async def test_a_message_claims_its_row_and_no_other(lane: EmailBench) -> None:
+    wanted, other = await lane.insert(2)
+    claim = await sending(lane, wanted)
+    assert (claim.id, claim.attempts) == (wanted, 0)
+    row = await lane.row(wanted)
+    assert row["status"] == "Pending"
+    assert row["locked_by"]
+    assert row["last_attempt_at"] is not None
+    assert (await lane.row(other))["locked_by"] is None
+
+
+@pytest.mark.clause("RTY-19", "RTY-12")
+async def test_a_message_for_what_is_done_leased_failed_or_unknown_claims_nothing(lane: EmailBench) -> None:
+    ids = [(await lane.insert(1, status=state))[0] for state in ("Sent", "Dead", "Failed")]
+    (leased,) = await lane.insert()
+    await sending(lane, leased)
+    (other_key,) = await lane.insert()
+    dropped = [await claim_one(lane, id) for id in (*ids, leased)]
+    dropped += await lane.emails.claim_these([Hint(other_key, "not its key"), Hint(10**9, "k")])
+    assert [d.reason for d in dropped if isinstance(d, Dropped)] == [
+        "it is Sent",
+        "it is Dead",
+        "it is Failed",
+        "another worker has it, or it is beyond the limit",
+        "the message key is another one",
+        "there is no such email",
+    ]
+
+
+@pytest.mark.clause("RTY-12")
+async def test_of_two_messages_that_come_together_one_gets_the_row(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    hint = Hint(id, (await lane.row(id))["message_key"])
+    first, second = await lane.emails.claim_these([hint, hint])
+    assert isinstance(first, Claim)
+    assert isinstance(second, Dropped)
+
+
+async def test_claims_of_the_same_rows_at_once_are_exclusive(lane: EmailBench) -> None:
+    ids = await lane.insert(20)
+    hints = [Hint(id, (await lane.row(id))["message_key"]) for id in ids]
+    batches = await asyncio.gather(
+        *(lane.emails.claim_these(hints[::step]) for step in (1, -1, 1, -1)),
+    )
+    taken = [c.id for batch in batches for c in batch if isinstance(c, Claim)]
+    assert sorted(taken) == ids
+
+
+@pytest.mark.clause("RTY-05")
+async def test_a_failure_is_counted_dated_and_unlocked(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    claim = await sending(lane, id)
+    before = instant((await lane.row(id))["last_attempt_at"])
+    assert await lane.emails.settle([(claim, RetryIn(60.0, FAILURE))]) == {id}
+    row = await lane.row(id)
+    after = instant(row["next_attempt_at"])
+    assert before is not None
+    assert after is not None
+    assert (row["status"], row["attempt_count"], row["locked_until"]) == ("Failed", 1, None)
+    assert row["last_error"] == "network_error: gone"
+    assert 59 <= (after - before).total_seconds() <= 65
+
+
+async def test_a_settlement_takes_effect_once_and_completes_the_key(lane: EmailBench) -> None:
+    ordered = await lane.order(messageKey="order-1")
+    claim = await sending(lane, ordered.id)
+    assert await lane.emails.settle([(claim, Complete())]) == {ordered.id}
+    assert await lane.emails.settle([(claim, Bury(FAILURE))]) == set()
+    assert await lane.emails.confirm([claim]) == {ordered.id}
+    row = await lane.row(ordered.id)
+    assert row["status"] == "Sent"
+    assert row["sent_at"] is not None
+    assert row["completed_at"] is not None
+
+
+async def test_a_stale_sender_is_refused_everything(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    stale = await sending(lane, id)
+    await lane.age(id)
+    assert await lane.emails.rescue(10) == 1
+    owner = await sending(lane, id)
+    assert owner.fence > stale.fence
+    assert await lane.emails.settle([(stale, Complete())]) == set()
+    assert await lane.emails.renew([stale]) == set()
+    assert await lane.emails.release([stale]) == set()
+    assert await lane.emails.confirm([stale]) == set()
+    assert await lane.emails.renew([owner]) == {id}
+    assert await lane.emails.settle([(owner, Complete())]) == {id}
+
+
+async def test_a_row_whose_sender_died_is_published_again_uncharged_three_times(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    for rescues in range(1, 5):
+        await sending(lane, id)
+        assert await lane.due.claim(10) == [], "what is being sent is no scheduler's business"
+        await lane.age(id)
+        assert await lane.due.claim(10) == [], "nor is what its dead sender left behind"
+        await lane.homing.email_send.maintenance.rescue()
+        row = await lane.row(id)
+        assert (row["rescue_count"], row["attempt_count"]) == (rescues, int(rescues == 4))
+        if rescues < 4:
+            (claim,) = await lane.due.claim(10)
+            await lane.due.settle([(claim, Complete())])
+    assert row["status"] == "Failed"
+    assert "worker_died" in row["last_error"]
+
+
+async def test_a_release_leaves_the_row_to_its_message(lane: EmailBench) -> None:
+    (id,) = await failed(lane)
+    await lane.due.claim(1)
+    claim = await sending(lane, id)
+    assert await lane.emails.release([claim]) == {id}
+    row = await lane.row(id)
+    assert (row["status"], row["locked_by"], row["attempt_count"]) == ("Pending", None, 1)
+    assert await lane.due.claim(10) == [], "the message is still there"
+    assert isinstance(await claim_one(lane, id), Claim)
+
+
+async def test_renewing_settling_and_claiming_the_same_rows_at_once_never_deadlocks(lane: EmailBench) -> None:
+    ids = await lane.insert(40)
+    hints = [Hint(id, (await lane.row(id))["message_key"]) for id in ids]
+    claims = [c for c in await lane.emails.claim_these(hints) if isinstance(c, Claim)]
+    for _ in range(5):
+        results = await asyncio.gather(
+            lane.emails.renew(claims), lane.emails.renew(claims[::-1]), lane.emails.claim_these(hints[::-1])
+        )
+        assert [len(kept) for kept in results[:2]] == [40, 40]
+    await asyncio.gather(
+        lane.emails.renew(claims), lane.emails.settle([(c, Complete()) for c in reversed(claims)])
+    )
+    assert (await lane.emails.counts())["Sent"] == 40
+
+
+# ── the tables ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("RTY-02")
+async def test_the_tables_have_the_contracts_columns_and_index(lane: EmailBench) -> None:
+    (id,) = await lane.insert()
+    columns = (
+        "id, message_key, to_address, subject, body, status, attempt_count, next_attempt_at, last_error, \
+        locked_until, dead_reason, last_queued_at, created_at, sent_at"
+    )
+    (row,) = await lane.sql(f"SELECT {columns} FROM email_log WHERE id = :id", id=id)
+    assert (row["status"], row["attempt_count"], row["locked_until"]) == ("Pending", 0, None)
+    assert (
+        await lane.sql("SELECT message_key, email_id, completed_at, created_at FROM email_idempotency") == []
+    )
+    if lane.is_postgres:
+        (index,) = await lane.sql("SELECT indexdef FROM pg_indexes WHERE indexname = 'email_log_due'")
+        assert "(status, next_attempt_at)" in index["indexdef"]
+    else:
+        found = await lane.sql("SELECT name FROM pragma_index_info('email_log_due')")
+        assert [column["name"] for column in found] == ["status", "next_attempt_at"]
+
+
+@pytest.mark.clause("RTY-02")
+@pytest.mark.parametrize("status", ["pending", "Sending", ""])
+async def test_no_other_state_can_be_stored(lane: EmailBench, status: str) -> None:
+    from homing.errors import DatabaseError
+
+    with pytest.raises(DatabaseError):
+        await lane.insert(1, status=status)
+
+
+@pytest.mark.clause("RTY-02")
+async def test_a_message_key_is_written_once_however_many_order_it_at_the_same_time(lane: EmailBench) -> None:
+    ordered = await asyncio.gather(*(lane.order(messageKey="order-7") for _ in range(20)))
+    assert len({one.id for one in ordered}) == 1
+    assert sorted(one.verdict for one in ordered) == ["created"] + ["duplicate"] * 19
+    assert len(await lane.sql("SELECT id FROM email_log")) == 1
