@@ -25,7 +25,7 @@ from homing.telemetry import Telemetry, make_logger
 
 #: What time brings nearer, by table.
 _TIMES = {
-    "dispatch_job": ("next_attempt_at", "lease_expires_at", "expires_at"),
+    "dispatch_job": ("next_attempt_at", "lease_expires_at", "expires_at", "scheduled_for"),
     "homing_target": ("paused_until", "open_until", "tokens_at"),
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property, partial
 from ipaddress import ip_network
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from homing.brokers.base import Broker
 from homing.brokers.open import open_broker
 from homing.brokers.router import Router
-from homing.brokers.router_config import default_config
+from homing.brokers.router_config import default_config, queue_refusal
 from homing.db import Database, Row, connect
 from homing.db.migrate import Migration, Pending, check, load_migrations, migrate
 from homing.engine.policy import Exponential, Policy, read_schedule
@@ -95,6 +95,11 @@ class Homing:
         self.settings = settings
         self.telemetry = telemetry or make_telemetry(settings)
         self.database = connect(settings.database_url, makes_file=makes_file)
+        if self.database.dialect == "mongodb":
+            raise SettingsError(
+                "HOMING_DATABASE_URL is SQLite or PostgreSQL; only dispatch jobs can be in MongoDB: "
+                "set HOMING_JOBS_DATABASE_URL"
+            )
         #: Where dispatch jobs, their credentials and their targets are; the other lanes' unless it is named.
         self.jobs_database = self.database
         if settings.jobs_database_url is not None:
@@ -192,14 +197,17 @@ class Homing:
         self.processing = Processing(
             self.jobs, self.webhooks.deliverer, window=None if url is None else window
         )
+        self.jobs_broker: Broker | None = None if url is None else open_broker(url, self.telemetry)
         self.router_configs = RouterConfigs(
-            self.database, default_config(settings.jobs_queue, settings.jobs_pool_concurrency)
+            self.database,
+            default_config(settings.jobs_queue, settings.jobs_pool_concurrency),
+            self.jobs_broker.name if self.jobs_broker is not None else None,
         )
-        self.jobs_broker: Broker | None = None
         self.queueing: Line | None = None
-        if url is None:
+        if self.jobs_broker is None:
             return
-        self.jobs_broker = open_broker(url, self.telemetry)
+        if why := queue_refusal(settings.jobs_queue, self.jobs_broker.name):
+            raise SettingsError(f"HOMING_JOBS_QUEUE: {why}")
         unsent = UnsentJobs(self.jobs, window)
         lane = QueueingLane(
             unsent,
@@ -298,6 +306,12 @@ class Homing:
             return [self.router]
         return [line.worker() for line in self.lines_of(lane)]
 
+    def brokers_of(self, lanes: Iterable[str]) -> list[Broker]:
+        """Those that these lanes cannot do without."""
+        used = [self.email_broker] if any(lane.startswith("email_log") for lane in lanes) else []
+        jobs = [self.jobs_broker] if self.jobs_broker is not None and "dispatch_jobs" in lanes else []
+        return [*used, *jobs]
+
     def lines_of(self, lane: str) -> list[Line]:
         """Of a lane, all its stages; of a stage, just this one."""
         return [self.lines[name] for name in STAGES.get(lane, (lane,))]
@@ -347,6 +361,10 @@ class Homing:
     async def require_schema(self) -> None:
         """Raise unless the database can be reached and has the tables of this version."""
         Pending(tuple(await self.pending())).require_none()
+        if self.jobs_database.dialect == "mongodb":
+            for _, well, detail in await self.jobs_database.findings():
+                if not well:
+                    raise SettingsError(f"HOMING_JOBS_DATABASE_URL: {detail}")
 
     def asgi(self) -> Litestar:
         """The API and the page. Imported late: a worker or a look at the status needs no web framework."""

@@ -77,9 +77,9 @@ class Feed:
             return True
         return not self._pump.in_flight and not await self._broker.depth(self._queue)
 
-    async def finish(self) -> None:
-        """When the deliverer is coming to its end: tell the broker of everything that was received."""
-        await self._pump.drain(_LAST_ACKNOWLEDGEMENTS)
+    async def finish(self, deliverer: Awaitable[None] | None = None) -> None:
+        """When the deliverer has come to its end: tell the broker of everything that was received."""
+        await self._pump.drain(_LAST_ACKNOWLEDGEMENTS, after=deliverer)
 
 
 class Line:
@@ -125,10 +125,10 @@ class Line:
 
     async def drain(self, grace: float) -> None:
         """Finish what has begun, within the grace time; give back everything else."""
-        # Side by side: messages are kept from others while their rows are under way, and are told of when
-        # these have come to their end.
-        feeds = [self._feed.finish()] if self._feed is not None else []
-        await asyncio.gather(self.deliverer.drain(grace), *feeds)
+        ending = self.deliverer.drain(grace)
+        # Messages are kept from others while their rows are under way: whoever gets one whose row is still
+        # locked drops it.
+        await (self._feed.finish(ending) if self._feed is not None else ending)
 
 
 def _tune(database: Database) -> None:

@@ -15,7 +15,7 @@ from homing.brokers.address import redacted
 from homing.brokers.base import Publication, Queue
 from homing.brokers.memory import MemoryBroker
 from homing.brokers.open import open_broker
-from homing.brokers.rabbitmq_queues import declarations_of, delay_of
+from homing.brokers.rabbitmq_queues import LONGEST_NAME, declarations_of, delay_of
 from homing.brokers.sqs import SqsBroker, _batches
 from homing.brokers.sqs_client import Endpoint
 from homing.brokers.sqs_letters import entry_of, message_of, size_of
@@ -34,6 +34,7 @@ from homing.telemetry import Telemetry
         ("amqp://", "names no host"),
         ("amqp://u:hunter2@host:port/", "malformed"),
         ("sqs://key:hunter2@127.0.0.1/", "takes no user"),
+        ("sqs://key:12/hunter2@127.0.0.1/", "takes no user"),
         ("sqs://127.0.0.1?regoin=x", "does not know regoin"),
     ],
 )
@@ -60,9 +61,31 @@ async def test_a_client_that_is_not_installed_is_named_with_its_extra(
         open_broker(url, Telemetry())
 
 
-def test_an_address_is_shown_without_user_and_password() -> None:
-    assert redacted("amqp://user:hunter2@host:5672/vhost") == "amqp://host:5672"
-    assert redacted("amqp://u:hunter2@host:port") == "a malformed URL"
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://user:hunter2@host:5672/vhost", "amqp://host:5672"),
+        ("amqps://host", "amqps://host"),
+        ("amqp://u:hunter2@[::1]:5672/", "amqp://[::1]:5672"),
+        ("amqp://user:12/hunter2@h/", "amqp://h"),
+        ("amqp://user:12@hunter2/x@h:1/?heartbeat=5", "amqp://h:1"),
+        ("amqp://user:12?hunter2@h/", "amqp://"),
+        ("amqp://user:12#hunter2@h/", "amqp://"),
+        ("amqp://u:hunter2@host:port", "amqp://"),
+        ("u:hunter2@host", "a malformed URL"),
+        ("u:hunter2://host", "a malformed URL"),
+    ],
+)
+def test_an_address_is_shown_without_any_part_of_a_password(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+_PASSWORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=4)
+
+
+@given(_PASSWORDS)
+def test_whatever_a_password_is_made_of_it_is_not_shown(password: str) -> None:
+    assert redacted(f"amqp://user:{password}@host/") in {"amqp://host", "amqp://"}
 
 
 async def test_one_memory_url_is_one_broker_and_another_is_another() -> None:
@@ -166,6 +189,16 @@ def test_a_delay_is_rounded_up_by_a_quarter_at_most(delay: float) -> None:
 
 def test_a_delay_beyond_an_hour_is_an_hour() -> None:
     assert delay_of(Queue("q"), 1e6).arguments["x-message-ttl"] == 3_600_000
+
+
+@given(st.text(min_size=1, max_size=255), st.floats(0.001, 4000))
+def test_a_queue_of_delayed_messages_has_a_name_that_is_short_enough(name: str, delay: float) -> None:
+    name = name.encode(errors="replace").decode()
+    while len(name.encode()) > LONGEST_NAME:
+        name = name[:-1]
+    declared = delay_of(Queue(name), delay)
+    assert len(declared.name.encode()) <= LONGEST_NAME
+    assert declared.arguments["x-dead-letter-routing-key"] == name
 
 
 def test_dead_letters_are_declared_before_what_points_to_them() -> None:

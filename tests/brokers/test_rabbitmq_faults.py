@@ -7,17 +7,24 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from uuid import uuid4
 
 import aio_pika
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.brokers.peers import bodies, receive, texts, until
+from tests.brokers.routing import OK, Mediator, pointer, pools, routing
+from tests.brokers.routing import until as until_so
+from tests.outbox import LogLines
 
-from homing.brokers.base import Broker, Publication, Queue
+from homing.brokers.base import Broker, Message, Publication, Queue
 from homing.brokers.open import open_broker
+from homing.brokers.pointer import encode_pointer
 from homing.brokers.pump import Done, Pump, Verdict
 from homing.brokers.rabbitmq_consumer import RabbitConsumer
-from homing.telemetry import Telemetry
+from homing.brokers.router import Mediated
+from homing.telemetry import Telemetry, make_logger
 from homing.testing.components.rabbitmq import RabbitMqServer
 from homing.testing.tcp_proxy import Fault, TcpProxy
 
@@ -210,6 +217,181 @@ async def test_a_queue_deleted_under_load_is_made_again(rabbitmq_url: str) -> No
             return load.confirmed - later <= load.arrived.keys()
 
         await until(the_later_arrived)
+
+
+@pytest.mark.timeout(120)
+async def test_of_two_consumers_both_receive_again_after_the_queue_was_deleted_under_load(
+    rabbitmq_url: str,
+) -> None:
+    """The broker may forget one beside the other, and hand messages to it that never arrive."""
+    queue = a_queue()
+    async with (
+        opened(rabbitmq_url) as publisher,
+        opened(rabbitmq_url) as one,
+        opened(rabbitmq_url) as two,
+        under_load(publisher, one, queue) as first,
+        pumping(two, queue) as second,
+    ):
+        for _ in range(3):
+            await both_receive(first.arrived, second)
+            await delete(rabbitmq_url, queue.name)
+            await more_is_confirmed(first, 15)
+            await both_receive(first.arrived, second)
+        first.stop()
+
+        async def is_empty() -> bool:
+            return await publisher.depth(queue) == 0
+
+        await until(is_empty, 15)
+
+
+async def both_receive(one: Counter[bytes], two: Counter[bytes]) -> None:
+    before = one.total(), two.total()
+
+    async def do_both() -> bool:
+        return one.total() > before[0] and two.total() > before[1]
+
+    await until(do_both, 15)
+
+
+@asynccontextmanager
+async def pumping(broker: Broker, queue: Queue) -> AsyncIterator[Counter[bytes]]:
+    arrived: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> Verdict:
+        arrived[message.body] += 1
+        return Done()
+
+    pump = Pump(broker, queue, handle, Telemetry(), prefetch=50, wait=0.5)
+    running = asyncio.create_task(pump.run())
+    try:
+        yield arrived
+    finally:
+        pump.stop()
+        await running
+        await pump.drain(1)
+
+
+async def test_an_idle_consumer_begins_anew_and_loses_nothing_by_it(
+    rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.brokers.rabbitmq_consumer._WATCH_SECONDS", 0.1)
+    queue = a_queue()
+    async with opened(rabbitmq_url) as broker:
+        consumer = await broker.consume(queue, 10)
+        assert isinstance(consumer, RabbitConsumer)
+        sessions = set()
+
+        async def renewed() -> bool:
+            sessions.add(consumer._session)
+            return len(sessions - {None}) >= 3
+
+        await until(renewed)
+        await broker.publish(queue, texts("one", "two"))
+        held = await receive(consumer, 2)
+        session = consumer._session
+        # While it has something in hand it stays: to begin anew would give that to others.
+        with pytest.raises(TimeoutError):
+            await until(lambda: _is_another(consumer, session), 1.5)
+        await consumer.acknowledge(held)
+        await until(lambda: _is_another(consumer, session))
+        assert await broker.depth(queue) == 0
+
+
+async def _is_another(consumer: RabbitConsumer, session: object) -> bool:
+    return consumer._session is not session
+
+
+async def test_what_comes_while_an_idle_consumer_asks_is_not_taken_from_its_holder(
+    rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.brokers.rabbitmq_consumer._WATCH_SECONDS", 0.1)
+    queue = a_queue()
+    async with opened(rabbitmq_url) as broker:
+        consumer = await broker.consume(queue, 10)
+        assert isinstance(consumer, RabbitConsumer)
+        asked, held = 0, []
+
+        async def ask(session: object) -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                await broker.publish(queue, texts("late"))
+                held.extend(await receive(consumer, 1))
+            return False
+
+        monkeypatch.setattr(consumer, "_is_passed_over", ask)
+
+        async def was_asked() -> bool:
+            return asked > 6
+
+        await until(was_asked)
+        assert [message.deliveries for message in held] == [1]
+        await consumer.acknowledge(held)
+        assert await consumer.receive(1, 0.5) == [], "it was handed out once"
+
+
+async def test_messages_without_a_name_are_told_apart(rabbitmq_url: str) -> None:
+    queue = a_queue()
+    async with opened(rabbitmq_url) as broker:
+        await broker.publish(queue, [])
+        await publish_nameless(rabbitmq_url, queue.name, 5)
+        consumer = await broker.consume(queue, 10)
+        messages = await receive(consumer, 5)
+        assert len({message.id for message in messages}) == 5
+        await consumer.give_back(messages[:1], 0.1)
+        (again,) = await receive(consumer, 1)
+        assert again.id == messages[0].id, "once it is named it keeps its name"
+
+
+async def publish_nameless(url: str, queue: str, count: int, body: bytes = b"x") -> None:
+    """As a program does that sets nothing but the body."""
+    async with await aio_pika.connect(url) as connection:
+        exchange = (await connection.channel()).default_exchange
+        for _ in range(count):
+            await exchange.publish(aio_pika.Message(body), queue)
+
+
+async def test_a_router_settles_all_messages_without_a_name(rabbitmq_url: str) -> None:
+    name = f"nameless-{uuid4().hex}"
+    go = asyncio.Event()
+
+    async def wait() -> Mediated:
+        await go.wait()
+        return OK
+
+    mediator = Mediator(lambda *_: wait())
+    async with (
+        opened(rabbitmq_url) as broker,
+        routing(mediator, broker=broker, config=pools(queues=(name,), P=5)) as bench,
+    ):
+        await bench.send(pointer("0"), queue=name)
+        await publish_nameless(rabbitmq_url, name, 40, encode_pointer(pointer("7")))
+        await until_so(lambda: bench.counted("P", "duplicate") == 39)
+        go.set()
+        await until_so(lambda: bench.counted("P", "done") == 2)
+        (reader,) = bench.router._readers.values()
+        assert isinstance(reader._consumer, RabbitConsumer)
+        session = reader._consumer._session
+        await until_so(lambda: session is not None and not session.open)
+
+
+async def test_a_queue_that_cannot_be_is_asked_for_seldom_and_crashes_nothing(rabbitmq_url: str) -> None:
+    lines = LogLines()
+    telemetry = Telemetry(make_logger("json", 0, lines.stream), CollectorRegistry())
+    broker = open_broker(rabbitmq_url, telemetry)
+    try:
+        for name in ("b" * 300, "amq.reserved"):
+            [failure] = await broker.publish(Queue(name), texts("x"))
+            assert failure is not None
+            assert failure.code == "broker_refused"
+            await broker.consume(Queue(name), 1)
+        await until_so(lambda: len(lines.all("broker.consumer_lost")) >= 8)
+        asked = [datetime.fromisoformat(line["time"]) for line in lines.all("broker.consumer_lost")]
+        assert (asked[-1] - asked[0]).total_seconds() > 0.5, "each pause is twice as long as the last"
+        assert not lines.all("broker.consumer_crashed")
+    finally:
+        await broker.close()
 
 
 async def test_a_queue_that_others_made_otherwise_is_used_as_it_is(rabbitmq_url: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
+from uuid import uuid4
 
 import pytest
+from msgspec import structs
 from tests.brokers.routing import (
     OK,
     Mediator,
@@ -19,11 +21,12 @@ from tests.brokers.routing import (
 )
 
 from homing.brokers import router as router_module
-from homing.brokers.base import Broker, Message, Queue
+from homing.brokers.base import Broker, Message, Publication, Queue
 from homing.brokers.memory import MemoryBroker, MemoryConsumer
-from homing.brokers.pointer import MessagePointer
-from homing.brokers.router import Mediated
+from homing.brokers.pointer import MessagePointer, encode_pointer
+from homing.brokers.router import Mediated, queue_of
 from homing.brokers.router_config import PoolConfig, QueueConfig, RouterConfig
+from homing.brokers.router_reader import Reader
 from homing.errors import Unreachable
 
 LATER = Mediated(400, ack=False, delay_seconds=0.2)
@@ -80,6 +83,23 @@ async def test_any_other_answer_leaves_the_message_with_a_warning(
     (warning,) = bench.router.warnings
     assert (warning.kind, warning.queue) == ("mediation_failed", "jobs.fifo")
     assert [line["kind"] for line in bench.log.all("router.warned")] == ["mediation_failed"]
+
+
+@pytest.mark.clause("JOB-12")
+async def test_a_token_that_will_never_be_right_costs_its_message_and_not_the_group() -> None:
+    refused = Mediated(401, message="the token is not that of this job", is_refused=True)
+    mediator = Mediator(lambda one, _: refused if one.id == "bad" else OK)
+    async with routing(mediator) as bench:
+        await bench.send(pointer("bad", "g"), pointer("good", "g"))
+        await until(lambda: bench.counted("P", "done") == 1)
+        await until(lambda: nothing_left(bench))
+    assert mediator.calls == {"bad": 1, "good": 1}
+    assert bench.counted("P", "refused") == 1
+    (warning,) = bench.router.warnings
+    assert (warning.kind, warning.detail) == (
+        "refused_token",
+        "bad: HTTP 401 the token is not that of this job",
+    )
 
 
 async def test_a_200_that_does_not_acknowledge_leaves_the_message() -> None:
@@ -148,6 +168,75 @@ async def test_two_messages_for_one_task_are_not_processed_side_by_side() -> Non
         await until(lambda: bench.counted("P", "done") == 2)
         await until(lambda: nothing_left(bench))
     assert bench.mediator.calls == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mediation_target": "https://b.example/p"},
+        {"auth_token": "forged"},
+        {"auth_token": None},
+    ],
+)
+@pytest.mark.parametrize("pool", ["P", "Q"])
+async def test_two_tasks_with_one_id_are_both_processed(other: dict[str, str | None], pool: str) -> None:
+    go = asyncio.Event()
+
+    async def wait() -> Mediated:
+        await go.wait()
+        return OK
+
+    first = pointer("1")
+    second = structs.replace(first, pool_code=pool, **other)
+    async with routing(Mediator(lambda *_: wait()), config=pools(P=5, Q=5)) as bench:
+        # To the broker they are of different groups, so that both are in hand at once.
+        await bench.send(first)
+        await bench.broker.publish(
+            queue_of("jobs.fifo", 30.0), [Publication(encode_pointer(second), "other", "d")]
+        )
+        await until(lambda: bench.mediator.calls["1"] == 2)
+        go.set()
+        await until(lambda: bench.counted("P", "done") + bench.counted("Q", "done") == 2)
+        await until(lambda: nothing_left(bench))
+    assert bench.counted("P", "duplicate") + bench.counted("Q", "duplicate") == 0
+
+
+class Anonymous(MemoryBroker):
+    """Has one name for all messages, as a broker that leaves names to those who publish may have."""
+
+    async def consume(self, queue: Queue, prefetch: int) -> MemoryConsumer:
+        return _Nameless(self.hall, queue, prefetch)
+
+
+class _Nameless(MemoryConsumer):
+    async def receive(self, limit: int, wait: float) -> list[Message]:
+        return [structs.replace(one, id="") for one in await super().receive(limit, wait)]
+
+
+@pytest.mark.parametrize("answer", [OK, LATER])
+async def test_messages_that_share_a_name_are_all_told_of(answer: Mediated) -> None:
+    broker = Anonymous(f"memory://{uuid4().hex}")
+    go = asyncio.Event()
+
+    async def wait(call: int) -> Mediated:
+        await go.wait()
+        return answer if call == 1 else OK
+
+    async with routing(Mediator(lambda _, call: wait(call)), broker=broker) as bench:
+        await bench.send(*(pointer("a", f"g{n}") for n in range(8)), pointer("b"))
+        (reader,) = await _readers(bench)
+        await until(lambda: reader.held == 9)
+        go.set()
+        await until(lambda: bench.counted("P", "done") >= 2)
+        await until(lambda: reader.held == 0)
+        await until(lambda: nothing_left(bench))
+    assert answer is LATER or bench.mediator.calls == {"a": 1, "b": 1}
+    await broker.close()
+
+
+async def _readers(bench: Routing) -> list[Reader]:
+    await until(lambda: bool(bench.router._readers))
+    return list(bench.router._readers.values())
 
 
 class Forgetful(MemoryBroker):

@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.jobs import job_bench
 
+from homing.lanes.dispatch_jobs.tsid import text_of
+
 
 def homing(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -28,7 +30,7 @@ async def test_a_copy_is_told_and_a_difference_ends_with_one(sqlite_url: str, mo
     again = homing("jobs", "copy", "--from", sqlite_url, "--to", mongodb_url, "--json")
     assert again.returncode == 1
     told: dict[str, Any] = json.loads(again.stdout)
-    assert told["differences"] == [{"kind": "job", "id": str(ids[0]), "what": "differs in payload"}]
+    assert told["differences"] == [{"kind": "job", "id": text_of(ids[0]), "what": "differs in payload"}]
     assert "secret" not in again.stdout + again.stderr
 
 

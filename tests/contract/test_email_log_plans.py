@@ -60,6 +60,10 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
             assert "Seq Scan" not in await plan_of(lane, lane.due, name, limit=100), name
         assert "email_log_unannounced" in await plan_of(lane, lane.due, "claim_deaths", limit=100)
         assert "email_log_retried" in await plan_of(lane, lane.due, "sweep", limit=100)
+        keys = json.dumps([f"k{i}" for i in range(100)])
+        plan = await plan_of(lane, lane.emails, "by_message_key", keys=keys)
+        assert "email_log_message_key" in plan
+        assert not re.search(r"Seq Scan[^{}]*Relation Name[^a-z]+email_log[^_a-z]", plan)
         batch = json.dumps([{"id": i, "fence": 1, "key": "k"} for i in range(1, 500)])
         for store, name in (
             (lane.emails, "claim_these"), (lane.emails, "settle"), (lane.emails, "renew"),

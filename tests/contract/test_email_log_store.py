@@ -10,8 +10,9 @@ from tests.emails import EmailBench, email_bench
 
 from homing.db import instant
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
+from homing.errors import Refused
 from homing.lanes.email_log.email import Dropped, Due, Email
-from homing.lanes.email_log.queues import Hint
+from homing.lanes.email_log.queues import Hint, encode, read_hint
 
 FAILURE = Failure("network_error", "gone")
 
@@ -165,6 +166,29 @@ async def test_a_pending_row_whose_message_is_lost_is_due_once_per_window(databa
         assert swept.attempts == 0
         await lane.due.settle([(swept, Complete())])
         assert await lane.due.claim(1) == [], "once per window"
+        await lane.age(id, 1790)
+        assert await lane.due.claim(1) == [], "and the next window is twice as long: a long queue is no loss"
+        await lane.age(id, 20)
+        assert [c.id for c in await lane.due.claim(1)] == [id]
+
+
+@pytest.mark.clause("RTY-12", "RTY-16")
+async def test_the_window_is_bounded_and_begins_anew_with_an_attempt_and_by_hand(lane: EmailBench) -> None:
+    (id,) = await lane.insert(1, queue_count=40)
+    (claim,) = await lane.due.claim(1)
+    await lane.due.settle([(claim, Complete())])
+    row = await lane.row(id)
+    queued, looks = instant(row["last_queued_at"]), instant(row["next_attempt_at"])
+    assert queued is not None
+    assert looks is not None
+    assert row["queue_count"] == 41
+    assert round((looks - queued).total_seconds() / 60) == 64, "in memory the first window is a minute"
+    sender = await sending(lane, id)
+    assert (await lane.row(id))["queue_count"] == 0, "a message was there"
+    await lane.emails.settle([(sender, RetryIn(1.0, FAILURE))])
+    await lane.set(id, queue_count=5)
+    await lane.emails.requeue([id])
+    assert (await lane.row(id))["queue_count"] == 0
 
 
 async def test_a_row_that_another_scheduler_queued_by_the_specified_sql_is_left_alone(
@@ -325,15 +349,17 @@ async def test_a_row_whose_sender_died_is_published_again_uncharged_three_times(
     assert "worker_died" in row["last_error"]
 
 
-async def test_a_release_leaves_the_row_to_its_message(lane: EmailBench) -> None:
+async def test_a_release_leaves_the_row_to_its_message_and_to_a_scheduler(lane: EmailBench) -> None:
+    """The message may have been dropped while the row was locked."""
     (id,) = await failed(lane)
     await lane.due.claim(1)
     claim = await sending(lane, id)
     assert await lane.emails.release([claim]) == {id}
     row = await lane.row(id)
     assert (row["status"], row["locked_by"], row["attempt_count"]) == ("Pending", None, 1)
-    assert await lane.due.claim(10) == [], "the message is still there"
-    assert isinstance(await claim_one(lane, id), Claim)
+    (again,) = await lane.due.claim(10)
+    assert (again.id, again.attempts) == (id, 1), "published again at once"
+    assert isinstance(await claim_one(lane, id), Claim), "and the message finds it free"
 
 
 async def test_renewing_settling_and_claiming_the_same_rows_at_once_never_deadlocks(lane: EmailBench) -> None:
@@ -381,6 +407,60 @@ async def test_no_other_state_can_be_stored(lane: EmailBench, status: str) -> No
 
     with pytest.raises(DatabaseError):
         await lane.insert(1, status=status)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "a\nb", "a\x7f", "\x01"])
+async def test_no_key_can_be_stored_that_no_message_can_name(lane: EmailBench, key: str) -> None:
+    with pytest.raises(Refused):
+        await lane.insert(1, message_key=key)
+
+
+@pytest.mark.parametrize("key", ["k" * 255, "a b", "ä" * 255, "[-]*?^", "\u2028"])
+async def test_every_other_key_can_be_stored_and_named(lane: EmailBench, key: str) -> None:
+    (id,) = await lane.insert(1, message_key=key)
+    assert isinstance(read_hint(encode(Hint(id, key))), Hint)
+    assert (await lane.order(messageKey=key)).id == id
+
+
+async def test_sqlite_keeps_no_key_with_a_nul_and_none_that_is_no_text(sqlite_url: str) -> None:
+    async with email_bench(sqlite_url) as lane:
+        for key in ("a\0b", b"blob"):
+            with pytest.raises(Refused):
+                await lane.insert(1, message_key=key)
+
+
+async def test_another_programs_row_cannot_have_a_key_that_an_email_has(lane: EmailBench) -> None:
+    ordered = await lane.order(messageKey="k")
+    await lane.deliver()
+    for key in (ordered.message_key, "k"):
+        with pytest.raises(Refused):
+            await lane.insert(1, message_key=key)
+    assert len(await lane.sql("SELECT id FROM email_log")) == 1
+
+
+async def test_an_order_with_the_key_of_another_programs_row_is_answered_with_that(lane: EmailBench) -> None:
+    (raw,) = await lane.insert(1, message_key="k")
+    ordered = await asyncio.gather(*(lane.order(messageKey=key) for key in ("k", "new", "k")))
+    assert [one.verdict for one in ordered] == ["duplicate", "created", "duplicate"]
+    assert [one.id for one in ordered][::2] == [raw, raw]
+    assert await lane.emails.id_of("k") == raw
+    assert (await lane.order(messageKey="k", subject="Another")).verdict == "duplicate"
+    await lane.deliver()
+    assert len(lane.sender.messages) == 2
+    assert (await lane.row(raw))["completed_at"] is not None
+    assert (await lane.order(messageKey="k")).id == raw
+
+
+async def test_orders_and_other_programs_rows_with_the_same_keys_at_once_are_one_email_each(
+    lane: EmailBench,
+) -> None:
+    keys = [f"k{n}" for n in range(30)]
+    raw = asyncio.gather(*(lane.insert(1, message_key=key) for key in keys), return_exceptions=True)
+    ordered = await asyncio.gather(*(lane.order(messageKey=key) for key in keys))
+    assert {type(one) for one in await raw} <= {list, Refused}
+    rows = await lane.sql("SELECT id, message_key FROM email_log")
+    assert {row["message_key"]: row["id"] for row in rows} == {one.message_key: one.id for one in ordered}
+    assert len(rows) == 30
 
 
 @pytest.mark.clause("RTY-02")

@@ -101,10 +101,14 @@ def test_the_lanes_are_found() -> None:
     assert "homing.lanes.mail_outbox" in packages()
 
 
+#: What PostgreSQL does within another statement, by a CTE that writes a second table.
+STEPS_OF_SQLITE = {"homing.lanes.email_log": {"reserve_keys", "complete_keys"}}
+
+
 @pytest.mark.parametrize("package", packages())
 def test_both_dialects_have_the_same_queries_with_the_same_parameters(package: str) -> None:
     postgres, sqlite = (load_queries(package, dialect) for dialect in DIALECTS)
-    assert set(postgres) == set(sqlite)
+    assert set(postgres) == set(sqlite) - STEPS_OF_SQLITE.get(package, set())
     for name, query in postgres.items():
         assert set(query.parameters) == set(sqlite[name].parameters), name
         assert query.writes == sqlite[name].writes, name

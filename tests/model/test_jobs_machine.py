@@ -71,6 +71,7 @@ class Row:
     due: float
     expires: float | None
     ready: bool
+    scheduled: float = 0.0
     status: str = "PENDING"
     lease: float | None = None
     fence: int = 0
@@ -119,6 +120,8 @@ class JobsMachine(RuleBasedStateMachine):
         for table in ("dispatch_job", "dispatch_attempt", "homing_target"):
             self.opened.run(self.bench.tables.delete(table))
         self.bench.forget_targets()
+        # What an earlier walk left claimed would count against the targets of this one.
+        self.jobs._holdings._held.clear()
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────────
 
@@ -148,7 +151,8 @@ class JobsMachine(RuleBasedStateMachine):
             assert one.verdict == "created"
             expires = None if time_to_live is None else self.now + time_to_live
             due = self.now + (schedule or 0.0)
-            self.rows[one.id] = Row(url, group, next(self.places), due, expires, ready=group is None)
+            row = Row(url, group, next(self.places), due, expires, ready=group is None, scheduled=due)
+            self.rows[one.id] = row
         self._promote(groups)
 
     @precondition(lambda self: self.rows)
@@ -158,7 +162,7 @@ class JobsMachine(RuleBasedStateMachine):
         ended = sorted({id for id in ids if self.rows[id].status in {"ERROR", "CANCELLED"}})
         assert sorted(self.opened.run(self.jobs.requeue(ids))) == ended
         for row in (self.rows[id] for id in ended):
-            row.status, row.due, row.before = "PENDING", self.now, row.attempts
+            row.status, row.due, row.before = "PENDING", max(self.now, row.scheduled), row.attempts
             row.rescues = row.deferrals = 0
             row.expires = None if row.expires is None or row.expires <= self.now else row.expires
             row.ready, row.place = row.group is None, next(self.places)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,7 +22,7 @@ Word = Annotated[str, Meta(min_length=1, max_length=255)]
 class MessagePointer(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Fields that are not known here are left alone: a newer version may write them during an update."""
 
-    #: What the mediator is asked to process; two messages with the same are the same task.
+    #: What the mediator is asked to process.
     id: Word
     pool_code: Word
     mediation_type: Word = HTTP
@@ -34,6 +34,14 @@ class MessagePointer(Struct, frozen=True, kw_only=True, rename="camel", omit_def
     def __repr__(self) -> str:
         # A traceback with local variables would show the token.
         return f"<MessagePointer {self.id} for {self.pool_code}>"
+
+
+#: Ids are each mediator's own, and anybody can write one down: only with its token it is the same task.
+Task: TypeAlias = tuple[str, str, str | None]
+
+
+def task_of(pointer: MessagePointer) -> Task:
+    return pointer.id, pointer.mediation_target, pointer.auth_token
 
 
 class Malformed(Struct, frozen=True):

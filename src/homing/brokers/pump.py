@@ -99,10 +99,15 @@ class Pump:
             with suppress(asyncio.CancelledError):
                 await keeping
 
-    async def drain(self, grace: float) -> None:
-        """After `stop`: let the handlers come to their end for `grace` seconds, then give back the rest."""
+    async def drain(self, grace: float, *, after: Awaitable[None] | None = None) -> None:
+        """After `stop`: let the handlers come to their end for `grace` seconds, then give back the rest.
+
+        These seconds begin when `after` has ended: what the handlers wait for.
+        """
         self.stop()
         keeping = asyncio.create_task(self._keep())
+        if after is not None:
+            await after
         if self._handling:
             await asyncio.wait(set(self._handling), timeout=grace)
         for task in list(self._handling):

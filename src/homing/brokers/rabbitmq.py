@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import uuid4
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -36,8 +37,7 @@ class RabbitBroker:
         return "rabbitmq"
 
     async def publish(self, queue: Queue, publications: Sequence[Publication]) -> Sequence[Failure | None]:
-        letters = [Letter(p.body, {GROUP: p.group} if p.group is not None else None) for p in publications]
-        return await self._publisher.publish(declarations_of(queue), letters)
+        return await self._publisher.publish(declarations_of(queue), [_letter(p) for p in publications])
 
     async def consume(self, queue: Queue, prefetch: int) -> RabbitConsumer:
         consumer = RabbitConsumer(self._consuming, self._publisher, queue, prefetch, self._telemetry)
@@ -72,3 +72,9 @@ class RabbitBroker:
         await self._publisher.close()
         await self._publishing.close()
         await self._consuming.close()
+
+
+def _letter(publication: Publication) -> Letter:
+    """With a name, by which it is known when the broker hands it out again."""
+    headers = {GROUP: publication.group} if publication.group is not None else None
+    return Letter(publication.body, headers, uuid4().hex)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from aiormq import Channel as RawChannel
 from aiormq.abc import DeliveredMessage
@@ -27,8 +28,10 @@ DELIVERIES = "x-homing-deliveries"
 
 _OVER_LIMIT = "delivery_limit"
 _RPC_SECONDS = 5.0
-#: After a channel was lost while the connection stands, as when a queue is deleted again and again.
+#: After a channel was lost while the connection stands, as when a queue is deleted again and again; twice as
+#: long each time that no queue could be read in between, since what is refused now is refused in a moment.
 _PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE = 5.0
 #: So long without a message, and so often in a row, is suspicious while messages wait in the queue.
 _WATCH_SECONDS = 2.0
 _SUSPICIONS = 2
@@ -44,6 +47,7 @@ class _Session:
     def __init__(self, channel: Channel, under: RawChannel) -> None:
         self.channel = channel
         self.under = under
+        self.name = uuid4().hex
         self.ended = asyncio.Event()
         #: Delivered and not settled, in the order of their tags.
         self.open: dict[int, Message] = {}
@@ -79,6 +83,8 @@ class RabbitConsumer:
         self._session: _Session | None = None
         self._arrived: deque[Message] = deque()
         self._news = asyncio.Event()
+        #: How often in a row the queue could not be read.
+        self._refusals = 0
         self._closing = False
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -100,12 +106,17 @@ class RabbitConsumer:
             except Exception as bug:  # noqa: BLE001 - without this loop nothing would be received ever again
                 self._telemetry.crashed("broker.consumer_crashed", bug, queue=self._queue.name)
             if not self._closing:
-                await asyncio.sleep(max(self._link.pause, _PAUSE_SECONDS))
+                await asyncio.sleep(max(self._link.pause, self._pause()))
+
+    def _pause(self) -> float:
+        return min(_PAUSE_SECONDS * 2.0 ** min(self._refusals - 1, 10), _LONGEST_PAUSE)
 
     async def _listen(self) -> None:
         """Until the channel, the connection or the queue is gone."""
+        self._refusals += 1
         channel = await self._opened()
         if isinstance(channel, Failure):
+            self._note(channel)
             return
         session = _Session(channel, await raw(channel))
         channel.close_callbacks.add(partial(_end, session))
@@ -115,6 +126,7 @@ class RabbitConsumer:
             self._session = session
             take = partial(self._take, session)
             await session.under.basic_consume(self._queue.name, take, timeout=_RPC_SECONDS)
+            self._refusals = 1
             is_lost = await self._watch(session)
             if is_lost and not self._closing:
                 self._telemetry.log.warning("broker.consumer_lost", queue=self._queue.name)
@@ -122,6 +134,13 @@ class RabbitConsumer:
             self._forget(session)
             self._declarer.forget(self._queue.name)
             await close_quietly(channel)
+
+    def _note(self, failure: Failure) -> None:
+        if self._link.pause:
+            # An outage is no refusal, and the link has said it.
+            self._refusals = 0
+        else:
+            self._telemetry.log.warning("broker.consumer_lost", queue=self._queue.name, error=failure.message)
 
     async def _watch(self, session: _Session) -> bool:
         """Until the session has ended or is found dead, which is a loss; or until it is time for a new one.
@@ -138,9 +157,10 @@ class RabbitConsumer:
                 async with asyncio.timeout(_WATCH_SECONDS):
                     await session.ended.wait()
             is_silent = session.heard == heard
-            silences = silences + 1 if is_silent and not session.open else 0
             suspicions = suspicions + 1 if is_silent and await self._is_passed_over(session) else 0
-            if suspicions >= _SUSPICIONS:
+            # Looked at after the question: what came meanwhile may be in somebody's hands.
+            silences = silences + 1 if session.heard == heard and not session.open else 0
+            if suspicions >= _SUSPICIONS and session.heard == heard:
                 return True
             if silences >= _SILENCES:
                 return False
@@ -280,14 +300,18 @@ def _message(session: _Session, delivered: DeliveredMessage) -> Message:
     assert isinstance(delivered.delivery, Basic.Deliver), "only consumers call this"
     properties = delivered.header.properties
     headers: dict[str, Any] = dict(properties.headers or {})
-    earlier = _count(headers.get(DELIVERIES)) + _count(headers.get("x-delivery-count"))
+    # A classic queue does not count, and says no more than that it is not the first time.
+    here = max(_count(headers.get("x-delivery-count")), int(bool(delivered.delivery.redelivered)))
+    earlier = _count(headers.get(DELIVERIES)) + here
+    tag = delivered.delivery.delivery_tag
     return Message(
-        id=properties.message_id or "",
+        # Others may publish without a name; then it has one of its own on this channel.
+        id=properties.message_id or f"{session.name}-{tag}",
         body=delivered.body,
         group=_text(headers.get(GROUP)),
         deliveries=1 + earlier,
         reason=_text(headers.get(REASON)) or _death(headers.get("x-death")),
-        receipt=(session, delivered.delivery.delivery_tag),
+        receipt=(session, tag),
     )
 
 
@@ -310,4 +334,4 @@ def _death(deaths: object) -> str | None:
 
 def _letter(message: Message, headers: dict[str, Any]) -> Letter:
     group = {GROUP: message.group} if message.group is not None else {}
-    return Letter(message.body, {**group, **headers}, message.id or None)
+    return Letter(message.body, {**group, **headers}, message.id)

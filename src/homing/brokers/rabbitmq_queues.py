@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from aiormq.exceptions import ChannelPreconditionFailed
@@ -20,6 +21,8 @@ from homing.brokers.rabbitmq_link import TROUBLE, Link, close_quietly, raw
 from homing.engine.model import Failure, Monotonic
 from homing.telemetry import Telemetry
 
+#: In bytes.
+LONGEST_NAME = 255
 _SHORTEST_STEP = 0.1
 _STEP_FACTOR = 1.25
 _LONGEST_STEP = 3600.0
@@ -62,7 +65,14 @@ def delay_of(queue: Queue, delay: float) -> Declaration:
         "x-dead-letter-routing-key": queue.name,
         "x-expires": milliseconds + int(2000 * _SLACK_SECONDS),
     }
-    return Declaration(f"{queue.name}.delay.{milliseconds}", arguments, _SLACK_SECONDS)
+    return Declaration(_delay_name(queue.name, milliseconds), arguments, _SLACK_SECONDS)
+
+
+def _delay_name(queue: str, milliseconds: int) -> str:
+    name = f"{queue}.delay.{milliseconds}"
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    return f"{sha256(queue.encode()).hexdigest()}.delay.{milliseconds}"
 
 
 class Declarer:
@@ -97,6 +107,9 @@ class Declarer:
         return self._monotonic() < declared + declaration.keeps
 
     async def _declare(self, declaration: Declaration, *, passive: bool) -> Failure | None:
+        if len(declaration.name.encode()) > LONGEST_NAME:
+            # The client could not even write it down.
+            return Failure("broker_refused", f"a queue's name has at most {LONGEST_NAME} bytes")
         channel = await self._link.channel()
         if isinstance(channel, Failure):
             return channel

@@ -2,6 +2,7 @@
 
 It has no tables and remembers nothing. A message points to a task, the mediator is asked to do it, and by
 what the mediator answers the message is deleted (200) or shows up again (400: after as long as it says).
+One whose token our own endpoint refuses is deleted as well: it would hold up its group for ever.
 Everything else leaves the message where it is, with a warning: a message too many does no harm, since the
 one who does the task knows whether it is done.
 """
@@ -18,7 +19,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from homing.brokers.base import Broker, Message, Queue
-from homing.brokers.pointer import Malformed, MessagePointer, decode_pointer
+from homing.brokers.pointer import Malformed, MessagePointer, Task, decode_pointer, task_of
 from homing.brokers.router_config import (
     DEFAULT_POOL,
     DEFAULT_POOL_CONCURRENCY,
@@ -58,10 +59,12 @@ class Mediated(Struct, frozen=True, gc=False):
     delay_seconds: float | None = None
     #: For the log; nothing secret in it.
     message: str = ""
+    #: Its token is wrong and stays so: the message is deleted, and says so in a warning.
+    is_refused: bool = False
 
 
 Mediate: TypeAlias = Callable[[MessagePointer], Awaitable[Mediated]]
-WarningKind: TypeAlias = Literal["malformed", "unknown_pool", "mediation_failed"]
+WarningKind: TypeAlias = Literal["malformed", "unknown_pool", "mediation_failed", "refused_token"]
 
 
 class RouterWarning(Struct, frozen=True, rename="camel"):
@@ -107,8 +110,8 @@ class Router:
         self._leaving: set[Pool] = set()
         self._readers: dict[_ReaderKey, Reader] = {}
         self._reading: set[asyncio.Task[None]] = set()
-        #: By the id of their task: two messages for one task are not processed side by side.
-        self._in_flight: dict[str, Delivery] = {}
+        #: By their task: two messages for one task are not processed side by side.
+        self._in_flight: dict[Task, Delivery] = {}
         self._unknown_pools: set[str] = set()
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -238,28 +241,28 @@ class Router:
 
     def _route(self, reader: Reader, messages: Sequence[Message]) -> int:
         """How many were taken in, or are done with already."""
-        refused: set[tuple[str, str]] = set()
+        refused: set[tuple[str, str | Task]] = set()
         taken_in = sum(self._take_in(reader, message, refused) for message in messages)
         self._note_room()
         return taken_in
 
-    def _take_in(self, reader: Reader, message: Message, refused: set[tuple[str, str]]) -> bool:
+    def _take_in(self, reader: Reader, message: Message, refused: set[tuple[str, str | Task]]) -> bool:
         pointer = decode_pointer(message.body)
         if isinstance(pointer, Malformed):
             self._warn("malformed", reader, f"message {message.id}: {pointer.reason}")
             self._count("", "malformed")
             reader.done(message)
-        elif (known := self._in_flight.get(pointer.id)) is not None:
+        elif (known := self._in_flight.get(task_of(pointer))) is not None:
             self._meet_again(known, reader, message)
         else:
             return self._put(Delivery(pointer, message, reader), refused)
         return True
 
-    def _put(self, delivery: Delivery, refused: set[tuple[str, str]]) -> bool:
+    def _put(self, delivery: Delivery, refused: set[tuple[str, str | Task]]) -> bool:
         """Where one of a group did not fit, those after it in the batch do not go in before it."""
         pool = self._pool_for(delivery)
         key = (pool.config.code, delivery.group)
-        self._in_flight[delivery.pointer.id] = delivery
+        self._in_flight[task_of(delivery.pointer)] = delivery
         if key not in refused and pool.put(delivery):
             return True
         refused.add(key)
@@ -280,15 +283,14 @@ class Router:
         return self._pools[DEFAULT_POOL]
 
     def _meet_again(self, known: Delivery, reader: Reader, message: Message) -> None:
-        if known.message.id != message.id:
+        if message.id not in known.ids and message.deliveries == 1:
             # Another message for a task that is at hand: one of them is enough.
             self._count(known.pointer.pool_code, "duplicate")
             reader.done(message)
             return
-        # The same message, which the broker had thought lost: from now on only its new receipt counts.
-        if known.reader is not reader:
-            known.reader.forget(known.message)
-        known.message, known.reader = message, reader
+        # It may be the same message, which the broker had thought lost; then only its new receipt counts. It
+        # may be another one as well, since not every message has a name of its own. So both are told of.
+        known.handed_out.append((reader, message))
 
     def _note_room(self) -> None:
         if not self._pools or any(pool.room >= BATCH for pool in self._pools.values()):
@@ -313,6 +315,10 @@ class Router:
 
     def _judge(self, pool: Pool, delivery: Delivery, answer: Mediated) -> Done | Later:
         code = pool.config.code
+        if answer.is_refused:
+            self._count(code, "refused")
+            self._warn("refused_token", delivery.reader, _said(delivery, answer))
+            return Done()
         if answer.status == 200 and answer.ack:
             self._count(code, "done")
             return Done()
@@ -321,8 +327,7 @@ class Router:
             self._count(code, "later")
             return Later(min(max(delay, 0.0), _LONGEST_DELAY))
         self._count(code, "failed")
-        said = "no answer" if answer.status is None else f"HTTP {answer.status}"
-        self._warn("mediation_failed", delivery.reader, f"{delivery.pointer.id}: {said} {answer.message}")
+        self._warn("mediation_failed", delivery.reader, _said(delivery, answer))
         return Later(_AFTER_FAILURE)
 
     def _return(self, deliveries: Sequence[Delivery], delay: float) -> None:
@@ -330,11 +335,12 @@ class Router:
             self._end(delivery, Later(delay))
 
     def _end(self, delivery: Delivery, fate: Done | Later) -> None:
-        self._in_flight.pop(delivery.pointer.id, None)
-        if isinstance(fate, Done):
-            delivery.reader.done(delivery.message)
-        else:
-            delivery.reader.later(delivery.message, fate.delay)
+        self._in_flight.pop(task_of(delivery.pointer), None)
+        for reader, message in delivery.handed_out:
+            if isinstance(fate, Done):
+                reader.done(message)
+            else:
+                reader.later(message, fate.delay)
 
     # ── tell ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -345,6 +351,11 @@ class Router:
     def _warn(self, kind: WarningKind, reader: Reader, detail: str) -> None:
         self.warnings.append(RouterWarning(self._clock(), kind, reader.label, detail))
         self._telemetry.log.warning("router.warned", kind=kind, queue=reader.label, detail=detail)
+
+
+def _said(delivery: Delivery, answer: Mediated) -> str:
+    said = "no answer" if answer.status is None else f"HTTP {answer.status}"
+    return f"{delivery.pointer.id}: {said} {answer.message}".rstrip()
 
 
 def queue_of(uri: str, visibility: float) -> Queue:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 
 from homing.brokers.base import Message
-from homing.brokers.pointer import MessagePointer
+from homing.brokers.pointer import MessagePointer, Task, task_of
 from homing.brokers.router_config import PoolConfig
 from homing.brokers.router_reader import Reader
 from homing.engine.model import Monotonic
@@ -23,18 +23,19 @@ _SHORTEST_BUFFER, _BUFFER_PER_WORKER = 50, 2
 class Delivery:
     """A message on its way through the router."""
 
-    __slots__ = ("message", "pointer", "reader")
+    __slots__ = ("group", "handed_out", "pointer", "reader")
 
     def __init__(self, pointer: MessagePointer, message: Message, reader: Reader) -> None:
         self.pointer = pointer
-        #: The latest that the broker handed out: only its receipt counts.
-        self.message = message
         self.reader = reader
+        #: It, and whatever else the broker handed out meanwhile that shares its fate.
+        self.handed_out: list[tuple[Reader, Message]] = [(reader, message)]
+        #: One that names no group is alone in its own.
+        self.group: str | Task = pointer.message_group_id or message.group or task_of(pointer)
 
     @property
-    def group(self) -> str:
-        """One that names no group is alone in its own."""
-        return self.pointer.message_group_id or self.message.group or f"\0{self.pointer.id}"
+    def ids(self) -> set[str]:
+        return {message.id for _, message in self.handed_out}
 
 
 class Done(Struct, frozen=True, gc=False):
@@ -64,9 +65,9 @@ class Pool:
         self._made_room = made_room
         self._monotonic = monotonic
         #: What waits, by group. A group that is being processed stays here while it does.
-        self._groups: dict[str, deque[Delivery]] = {}
+        self._groups: dict[str | Task, deque[Delivery]] = {}
         #: Groups that have something to do and nobody who does it, in the order of their turn.
-        self._turns: deque[str] = deque()
+        self._turns: deque[str | Task] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._buffered = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -153,14 +154,14 @@ class Pool:
             self._timer.cancel()
             self._timer = None
 
-    async def _run(self, group: str, delivery: Delivery) -> None:
+    async def _run(self, group: str | Task, delivery: Delivery) -> None:
         fate: Done | Later = Later(0.0)
         try:
             fate = await self._work(self, delivery)
         finally:
             self._go_on(group, fate)
 
-    def _go_on(self, group: str, fate: Done | Later) -> None:
+    def _go_on(self, group: str | Task, fate: Done | Later) -> None:
         waiting = self._groups[group]
         if isinstance(fate, Later) and waiting:
             # They come after it, so they come again after it.

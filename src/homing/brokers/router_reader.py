@@ -45,8 +45,8 @@ class Reader:
         self._telemetry = telemetry
         self._wait = wait
         self._consumer: Consumer | None = None
-        #: By the broker's id: what was received and is not yet told of.
-        self._held: dict[str, Message] = {}
+        #: What was received and is not yet told of, by its identity: a broker's names may be anybody's.
+        self._held: dict[int, Message] = {}
         self._told: Coalescer[tuple[Message, float | None]] = Coalescer(self._tell)
         self._stopping = asyncio.Event()
         self._nothing_held = asyncio.Event()
@@ -89,7 +89,7 @@ class Reader:
             self._consumer = await self._broker.consume(self._queue, self._prefetch)
         messages = await self._consumer.receive(BATCH, self._wait)
         for message in messages:
-            self._held[message.id] = message
+            self._held[id(message)] = message
         if messages:
             self._nothing_held.clear()
         taken_in = self._route(self, messages)
@@ -124,10 +124,6 @@ class Reader:
             except Exception as bug:  # noqa: BLE001 - without it the next extension would never come
                 self._telemetry.crashed("router.extend_crashed", bug, queue=self.label)
 
-    def forget(self, message: Message) -> None:
-        """Another reader has it now."""
-        self._drop(message)
-
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def done(self, message: Message) -> None:
@@ -159,9 +155,7 @@ class Reader:
             await self._consumer.give_back(by_delay[seconds], seconds)
 
     def _drop(self, message: Message) -> None:
-        # It may have been handed out again meanwhile, and that one is still to be told of.
-        if self._held.get(message.id) is message:
-            del self._held[message.id]
+        self._held.pop(id(message), None)
         if not self._held:
             self._nothing_held.set()
 

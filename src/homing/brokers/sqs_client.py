@@ -45,7 +45,8 @@ class Endpoint(Struct, frozen=True):
     @classmethod
     def from_url(cls, url: str) -> Endpoint:
         parts = urlsplit(url)
-        if parts.username or parts.password:
+        # A password with a slash in it would otherwise be taken for a path, and its beginning for a port.
+        if "@" in url:
             raise SettingsError("sqs:// takes no user and password; credentials come from the environment")
         region = _region(parse_qs(parts.query))
         if not parts.hostname:

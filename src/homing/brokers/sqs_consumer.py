@@ -185,9 +185,10 @@ class SqsConsumer:
 
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         mine, now = self._mine(messages), self._monotonic()
-        await self._in_batches(mine, self._hiding(seconds))
+        heard = await self._in_batches(mine, self._hiding(seconds))
         for held in mine:
-            held.until = now + seconds
+            if held.handle in heard:
+                held.until = now + seconds
 
     async def bury(self, message: Message, reason: str) -> None:
         if not self._mine([message]):
@@ -241,25 +242,30 @@ class SqsConsumer:
 
     async def _in_batches(
         self, held: Sequence[_Held], call: Callable[[str, list[str]], Awaitable[Any]]
-    ) -> None:
+    ) -> set[str]:
+        """The handles that the service took."""
         handles = [one.handle for one in held]
         batches = [handles[start : start + BATCH] for start in range(0, len(handles), BATCH)]
-        await asyncio.gather(*(self._one_batch(batch, call) for batch in batches))
+        return set().union(*await asyncio.gather(*(self._one_batch(batch, call) for batch in batches)))
 
-    async def _one_batch(self, handles: list[str], call: Callable[[str, list[str]], Awaitable[Any]]) -> None:
+    async def _one_batch(
+        self, handles: list[str], call: Callable[[str, list[str]], Awaitable[Any]]
+    ) -> set[str]:
         url = await self._queues.url(self._queue)
         if isinstance(url, Failure):
-            return
+            return set()
         try:
             answer = await call(url, handles)
         except TROUBLE as error:
             # They come again, and then the database says what is still to be done.
             failure = self._connection.failure_of(error)
             self._telemetry.log.warning("broker.untold", queue=self._queue.name, error=failure.message)
-            return
-        codes = {str(entry.get("Code", "")) for entry in answer.get("Failed", [])}
+            return set()
+        failed = answer.get("Failed", [])
+        codes = {str(entry.get("Code", "")) for entry in failed}
         if unexpected := sorted(code for code in codes if not is_stale(code)):
             self._telemetry.log.warning("broker.untold", queue=self._queue.name, error=", ".join(unexpected))
+        return set(handles) - {handles[int(entry["Id"])] for entry in failed}
 
     async def close(self) -> None:
         self.is_closed = True

@@ -90,8 +90,11 @@ def work(
             supervise(_child_command(lanes, config, once=once), processes, settings, _overrides(settings))
         )
     if once:
-        count = run_async(_work_once(settings, chosen))
+        count, trouble = run_async(_work_once(settings, chosen))
         _out.print(f"delivered what was due: {count} claimed")
+        if trouble is not None:
+            _out.print(f"[red]but not all of it:[/] {trouble}")
+            raise typer.Exit(1)
     else:
         run_async(_run(settings, api=False, work=chosen, migrates=False))
 
@@ -169,10 +172,29 @@ def _tell_ready(address: str, settings: Settings, lanes: Sequence[str], *, api: 
     else:
         _out.print(f"[bold]Homing[/] is working on {', '.join(lanes)}.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
-    _out.print(
-        f"database {redact(settings.database_url)} · mails go to {sender} · stop with Ctrl-C (twice: now)",
-        style="dim",
-    )
+    words = [f"database {redact(settings.database_url)}", *_elsewhere(settings), f"mails go to {sender}"]
+    _out.print(" · ".join([*words, "stop with Ctrl-C (twice: now)"]), style="dim")
+
+
+def _elsewhere(settings: Settings) -> list[str]:
+    """Brokers, and a database that only jobs are in, where they are named."""
+    from homing.app import jobs_broker_url
+    from homing.brokers.address import redacted
+
+    found = []
+    if settings.jobs_database_url is not None:
+        found.append(f"jobs in {_place(settings.jobs_database_url)}")
+    if not (emails := settings.email_broker_url or settings.broker_url).startswith("memory:"):
+        found.append(f"emails by {redacted(emails)}")
+    if (jobs := jobs_broker_url(settings)) is not None:
+        found.append(f"jobs by {redacted(jobs)}")
+    return found
+
+
+def _place(url: str) -> str:
+    """Who logs in and how is nobody's business on a screen."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _reach(settings: Settings) -> str:
@@ -184,7 +206,8 @@ def _reach(settings: Settings) -> str:
     )
 
 
-async def _work_once(settings: Settings, lanes: Sequence[str]) -> int:
+async def _work_once(settings: Settings, lanes: Sequence[str]) -> tuple[int, str | None]:
+    """How many were claimed, and what broker was away: a cron line should hear of it."""
     from homing.app import opened
     from homing.service import Stop, drain_once
 
@@ -192,7 +215,9 @@ async def _work_once(settings: Settings, lanes: Sequence[str]) -> int:
         await homing.require_schema()
         stop = Stop()
         stop.install()
-        return await drain_once(homing, stop, lanes)
+        count = await drain_once(homing, stop, lanes)
+        failures = [await broker.check() for broker in homing.brokers_of(lanes)]
+        return count, next((failure.message for failure in failures if failure is not None), None)
 
 
 async def _require_schema(settings: Settings) -> None:

@@ -23,7 +23,10 @@ __all__ = [
     "redact",
 ]
 
-_HOW = "use sqlite:///path/to/file.db or postgresql://user:password@host:5432/name"
+_HOW = (
+    "use sqlite:///path/to/file.db or postgresql://user:password@host:5432/name; "
+    "for dispatch jobs also mongodb://user:password@host:27017/name"
+)
 _MONGODB = frozenset({"mongodb", "mongodb+srv"})
 
 

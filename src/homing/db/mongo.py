@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -62,6 +61,18 @@ _MEANINGS: Mapping[int | None, tuple[type[DatabaseError], str]] = {
     **dict.fromkeys((26, 27), _MISSING),
     **dict.fromkeys((13, 18), _NO_ENTRY),
     50: (Unreachable, "took too long"),
+    20: (Refused, "is no replica set, so it has no transactions; start it with --replSet"),
+}
+
+
+#: What the driver says when no server can be used, and what that means.
+_REASONS = {
+    "connection refused": "connection refused",
+    "name or service not known": "the host name is not known",
+    "nodename nor servname": "the host name is not known",
+    "temporary failure in name resolution": "the host name cannot be looked up",
+    "replica set": "no member of the replica set that the URL names; check replicaSet=",
+    "timed out": "no answer in time",
 }
 
 
@@ -143,7 +154,8 @@ class Session:
             "as": "first",
         }
         found = await self._owner.opened.aggregate(
-            [{"$documents": [{"v": value} for value in values]}, {"$lookup": joined}], session=self.session
+            [{"$documents": [{"v": {"$literal": value}} for value in values]}, {"$lookup": joined}],
+            session=self.session,
         )
         return {one["v"]: one["first"] async for one in found}
 
@@ -390,8 +402,10 @@ def _name_of(url: str) -> str:
 
 
 def place_of(url: str) -> str:
-    """A URL without who logs in and without options."""
-    return re.sub(r"//[^/]*@", "//***@", url).partition("?")[0]
+    """A URL without who logs in and without options. A password that was not escaped may hold anything."""
+    scheme, _, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    return f"{scheme}://{'***@' if at or login else ''}{place.partition('?')[0]}"
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────
@@ -420,7 +434,16 @@ def _translate(error: Exception, url: str) -> DatabaseError | None:
         return None
     if isinstance(error, OperationFailure) and not isinstance(error, ConnectionFailure):
         return _translate_code(error, url)
-    return Unreachable(f"cannot reach MongoDB at {place_of(url)}: {type(error).__name__}")
+    return Unreachable(f"cannot reach MongoDB at {place_of(url)}: {_why(error)}")
+
+
+def _why(error: PyMongoError) -> str:
+    """The driver's message describes the whole topology; one line of it is for people."""
+    said = str(error).lower()
+    for sign, words in _REASONS.items():
+        if sign in said:
+            return words
+    return type(error).__name__
 
 
 def _translate_code(error: OperationFailure, url: str) -> DatabaseError:

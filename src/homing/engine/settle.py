@@ -29,13 +29,30 @@ class Settler:
         self._landed = landed
         self._flights: Coalescer[Flight] = Coalescer(self._flush)
         self.put = self._flights.put
-        self.drained = self._flights.drained
+        #: Rows of a batch that was refused, each on its own.
+        self._alone: set[asyncio.Task[None]] = set()
+
+    async def drained(self) -> None:
+        """Wait until everything that was put is written, or refused."""
+        await self._flights.drained()
+        while self._alone:
+            await asyncio.wait(set(self._alone))
 
     async def _flush(self, flights: Sequence[Flight]) -> None:
-        batch = [(f.claim, f.settlement) for f in flights if f.settlement is not None]
-        settled = await self._settle_patiently(batch)
+        settled = await self._settle_patiently(_batch_of(flights))
+        if settled is not None:
+            self._land(flights, settled)
+            return
+        # A row that cannot be written goes on trying by itself, and holds up nobody.
+        for flight in flights:
+            task = asyncio.get_running_loop().create_task(self._flush([flight]))
+            self._alone.add(task)
+            task.add_done_callback(self._alone.discard)
+
+    def _land(self, flights: Sequence[Flight], settled: set[int]) -> None:
         # One batch may hold two claims of a row that came back to us; only the younger can have taken effect.
-        youngest = {claim.id: claim.fence for claim, _ in sorted(batch, key=lambda one: one[0].fence)}
+        claims = sorted((flight.claim for flight in flights), key=lambda claim: claim.fence)
+        youngest = {claim.id: claim.fence for claim in claims}
         with self._telemetry.together():
             for flight in flights:
                 claim = flight.claim
@@ -43,11 +60,12 @@ class Settler:
                 self._telemetry.attempted(_attempted(self._lane, flight, took_effect=took_effect))
                 self._landed(flight, flight.settlement if took_effect else None)
 
-    async def _settle_patiently(self, batch: Sequence[tuple[Claim[Any], Settlement]]) -> set[int]:
+    async def _settle_patiently(self, batch: Sequence[tuple[Claim[Any], Settlement]]) -> set[int] | None:
         """Settle, also when the database is away for a while: what was sent must not be forgotten.
 
         The fence makes it safe to try again, and to be late: a row that was taken over is not touched.
-        What the database refuses is tried row by row, and at last without the words of the other side.
+        None when the database refuses several at once: then each is tried alone, and at last without the
+        words of the other side.
         """
         pause = _PAUSE
         while True:
@@ -58,7 +76,7 @@ class Settler:
             # An odd error that stays may be one row's fault; an outage is nobody's.
             odd = pause >= _LONGEST_PAUSE and not isinstance(answer, Unreachable | Conflict)
             if len(batch) > 1 and (refused or odd):
-                return {id for one in batch for id in await self._settle_patiently([one])}
+                return None
             if refused:
                 batch = [(claim, _bare(settlement)) for claim, settlement in batch]
             await asyncio.sleep(pause)
@@ -81,6 +99,10 @@ class Settler:
         except Exception as bug:  # noqa: BLE001 - a settlement that cannot be written must not hold up the others
             self._telemetry.crashed("settle.crashed", bug, lane=self._lane.name, rows=len(batch))
             return bug
+
+
+def _batch_of(flights: Sequence[Flight]) -> list[tuple[Claim[Any], Settlement]]:
+    return [(f.claim, f.settlement) for f in flights if f.settlement is not None]
 
 
 def _bare(settlement: Settlement) -> Settlement:

@@ -14,7 +14,9 @@ from homing.errors import NotAllowed
 from homing.lanes.dispatch_jobs.copying import Copied, Copy, opened_copy
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
 from homing.lanes.dispatch_jobs.job import Report
+from homing.lanes.dispatch_jobs.tsid import text_of
 
+LIMITED = "https://other.example:443"
 URL = "https://partner.example/hooks"
 FAILURE = Failure("http_500", "HTTP $500")
 REPORT = Report(0.25, 500, "$oops", {"server": "x.y"}, unknown=True)
@@ -51,9 +53,7 @@ async def fill(bench: JobBench) -> None:
         (claims[ids[1]], RetryIn(60.0, FAILURE, report=REPORT)),
         (claims[ids[6]], Bury(FAILURE, report=REPORT)),
     ])  # fmt: skip
-    await bench.jobs.run(
-        "limit_target", target="https://other.example:443", max_concurrency=3, rate_per_second=2.5
-    )
+    await bench.jobs.run("limit_target", target=LIMITED, max_concurrency=3, rate_per_second=2.5)
 
 
 async def copied(source: str, target: str, *, batch: int = 3, merge: bool = False) -> Copied:
@@ -140,15 +140,31 @@ async def test_what_differs_is_found_and_told_without_its_values(
         await target.change(rows[0]["id"], payload="tampered")
         await target.tables.delete("dispatch_job", id=rows[3]["id"])
         await target.tables.change("dispatch_credentials", {"bearer_token": "x"})
+        await target.jobs.run("limit_target", target=LIMITED, max_concurrency=99, rate_per_second=2.5)
     found = await copied(*urls)
     told = {(one.kind, one.id): one.what for one in found.differences}
     credentials = next(row["credentials_id"] for row in rows if row["credentials_id"])
     assert told == {
-        ("job", str(rows[0]["id"])): "differs in payload",
-        ("job", str(rows[3]["id"])): "missing in the target",
-        ("credentials", str(credentials)): "missing or not the same in the target",
+        ("job", text_of(rows[0]["id"])): "differs in payload",
+        ("credentials", text_of(credentials)): "missing or not the same in the target",
+        ("target", LIMITED): "differs in max_concurrency",
     }
     assert found.differing == 3
+    assert found.jobs == 1, "what was missing is there again"
+
+
+@pytest.mark.parametrize("urls", [("postgres", "mongodb"), ("mongodb", "sqlite")], indirect=True)
+async def test_groups_that_look_like_expressions_are_words(source: JobBench, urls: tuple[str, str]) -> None:
+    """MongoDB reads `$x` as a path, where it is let."""
+    for group in ("$order", "$$NOW", "$$x", "$a.$b"):
+        await source.create(URL, 2, group_id=group, ordering="group")
+    assert (await copied(*urls)).differing == 0
+    async with job_bench(urls[1]) as target:
+        for _ in range(2):
+            claims = [c for c in await target.claim() if (c.item.ordered_group or "").startswith("$")]
+            assert len(claims) == 4
+            done = Complete(Report(0.1, 200, "", {}))
+            assert len(await target.jobs.settle([(claim, done) for claim in claims])) == 4
 
 
 @pytest.mark.parametrize("urls", [("sqlite", "mongodb"), ("mongodb", "postgres")], indirect=True)

@@ -20,6 +20,7 @@ from homing.brokers.pointer import MessagePointer, decode_pointer
 from homing.brokers.router_config import PoolConfig, QueueConfig, RouterConfig
 from homing.db import iso
 from homing.engine.model import Failure
+from homing.errors import SettingsError
 from homing.http.server import serving
 from homing.lanes.dispatch_jobs.queueing import QueueingLane
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
@@ -158,6 +159,34 @@ async def test_a_job_goes_to_the_queue_that_it_names_if_that_is_known(bench: Que
     await bench.lane.create(URL, queue_url="http://sqs/0/mistyped.fifo")
     await bench.publish()
     assert sorted(queue for queue, _ in bench.broker.published) == [QUEUE, "http://sqs/0/other.fifo"]
+
+
+@pytest.mark.clause("JOB-01", "JOB-11")
+async def test_a_job_goes_to_a_queue_that_is_read_when_the_default_is_not(bench: QueueBench) -> None:
+    await bench.lane.homing.router_configs.put(
+        RouterConfig([QueueConfig("one.fifo"), QueueConfig("two.fifo")], [PoolConfig("P")])
+    )
+    for queue_url in (None, QUEUE, "two.fifo", "mistyped.fifo"):
+        await bench.lane.create(URL, queue_url=queue_url)
+    await bench.publish()
+    assert sorted(queue for queue, _ in bench.broker.published) == ["one.fifo"] * 3 + ["two.fifo"]
+
+
+async def test_an_empty_configuration_of_a_time_without_a_broker_is_the_default(bench: QueueBench) -> None:
+    configs = bench.lane.homing.router_configs
+    await configs.put(RouterConfig([], []))
+    config = await configs.read()
+    assert [queue.queue_uri for queue in config.queues] == [QUEUE]
+    assert [pool.code for pool in config.processing_pools] == ["DISPATCH-POOL"]
+
+
+async def test_a_default_queue_that_the_broker_cannot_have_is_a_mistake_in_the_settings(
+    database_url: str,
+) -> None:
+    settings = {"jobs_broker_url": "sqs://127.0.0.1:1", "jobs_queue": "not.a.name"}
+    with pytest.raises(SettingsError, match="HOMING_JOBS_QUEUE: must have a name of at most 80"):
+        async with job_bench(database_url, **settings):
+            pass
 
 
 @pytest.mark.clause("JOB-01")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -181,3 +182,67 @@ async def test_a_configuration_that_cannot_work_is_refused_with_the_reason(
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
     assert (await api.client.get("/api/config")).json() == DEFAULT
+
+
+LONG = "b" * 300
+
+
+@pytest.mark.clause("JOB-13")
+@pytest.mark.parametrize(
+    ("broker", "change", "message"),
+    [
+        ("memory://config", {"queues": []}, "queues: must name one at least"),
+        ("memory://config", {"processingPools": []}, "processingPools: must name one at least"),
+        ("memory://config", {"queues": [{"queueUri": "a\u202eb"}]}, "must have no spaces or control"),
+        ("memory://config", {"queues": [{"queueUri": "amqp://u:hunter2@h/q"}]}, "must have no user"),
+        ("amqp://127.0.0.1:1", {"queues": [{"queueUri": LONG}]}, "must have at most 255 bytes"),
+        ("amqp://127.0.0.1:1", {"queues": [{"queueUri": "é" * 128}]}, "must have at most 255 bytes"),
+        ("amqp://127.0.0.1:1", {"queues": [{"queueUri": "amq.gen"}]}, "must not begin with amq."),
+        ("sqs://127.0.0.1:1", {"queues": [{"queueUri": "b" * 81}]}, "of at most 80 letters"),
+        ("sqs://127.0.0.1:1", {"queues": [{"queueUri": "b" * 76 + ".fifo"}]}, "of at most 80 letters"),
+        ("sqs://127.0.0.1:1", {"queues": [{"queueUri": "é.fifo"}]}, "of at most 80 letters"),
+        ("sqs://127.0.0.1:1", {"queues": [{"queueUri": "a/b"}]}, "must be a name, or a URL"),
+        ("sqs://127.0.0.1:1", {"queues": [{"queueUri": "https://host/0/"}]}, "of at most 80 letters"),
+    ],
+)
+async def test_a_configuration_that_the_broker_cannot_have_is_refused(
+    database_url: str, broker: str, change: dict[str, Any], message: str
+) -> None:
+    async with _with_broker(database_url, broker) as client:
+        answer = await client.put("/api/config", json={**DEFAULT, **change})
+        assert answer.status_code == 400, answer.text
+        assert message in answer.json()["error"]["message"]
+        assert "hunter2" not in answer.text
+        assert (await client.get("/api/config")).json() == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("broker", "uri"),
+    [
+        ("memory://config", LONG),
+        ("amqp://127.0.0.1:1", "b" * 255),
+        ("amqp://127.0.0.1:1", "with.dots/and-more"),
+        ("sqs://127.0.0.1:1", "b" * 80),
+        ("sqs://127.0.0.1:1", "b" * 75 + ".fifo"),
+        ("sqs://127.0.0.1:1", "http://localhost:9324/000000000000/flow-catalyst-dispatch.fifo"),
+    ],
+)
+async def test_a_queue_that_the_broker_can_have_is_taken(database_url: str, broker: str, uri: str) -> None:
+    async with _with_broker(database_url, broker) as client:
+        answer = await client.put("/api/config", json={**DEFAULT, "queues": [{"queueUri": uri}]})
+        assert answer.status_code == 200, answer.text
+
+
+async def test_without_a_broker_there_need_be_no_queues(api: Api) -> None:
+    empty: dict[str, Any] = {"queues": [], "processingPools": []}
+    assert (await api.client.put("/api/config", json=empty)).status_code == 200
+
+
+@asynccontextmanager
+async def _with_broker(database_url: str, broker: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        job_bench(database_url, jobs_broker_url=broker) as lane,
+        serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        yield client

@@ -286,8 +286,11 @@ async def _send(homing: Running, queue: str, pointers: list[tuple[MessagePointer
     assert not any(await broker.publish(queue_of(queue, 30.0), publications))
 
 
-async def test_a_message_with_a_wrong_token_sends_nothing(database_url: str, queue: str) -> None:
-    settings: dict[str, Any] = {"jobs_requeue_seconds": 3600.0}
+@pytest.mark.parametrize("mediation", ["direct", "http"])
+async def test_a_message_with_a_wrong_token_sends_nothing_and_holds_up_nobody(
+    database_url: str, queue: str, mediation: str
+) -> None:
+    settings: dict[str, Any] = {"jobs_requeue_seconds": 3600.0, "jobs_mediation": mediation}
     url = f"memory://{uuid4().hex}"
     async with HttpSink() as sink, running(database_url, url, queue, **settings) as homing:
         (id,) = await homing.lane.create(sink.url)
@@ -296,12 +299,54 @@ async def test_a_message_with_a_wrong_token_sends_nothing(database_url: str, que
             id=text_of(id),
             pool_code="DISPATCH-POOL",
             mediation_target=homing.lane.homing.process_url,
+            message_group_id="order-1",
             auth_token="0" * 64,
         )
         await _send(homing, queue, [(forged, "forged")])
         await until(lambda: bool(homing.lane.log.all("router.warned")))
-        assert "HTTP 401" in homing.lane.log.all("router.warned")[0]["detail"]
+        (warned,) = homing.lane.log.all("router.warned")
+        assert (warned["kind"], "HTTP 401" in warned["detail"]) == ("refused_token", True)
         assert sink.requests == []
+        other = await homing.create(sink.url, groupId="order-1", ordering="group")
+        await until(lambda: delivered(sink) == Counter([other]))
+        assert await homing.lane.states([id]) == ["PENDING"]
+
+
+async def test_a_forged_message_does_not_take_the_real_one_with_it(database_url: str, queue: str) -> None:
+    url = f"memory://{uuid4().hex}"
+    settings: dict[str, Any] = {"jobs_requeue_seconds": 3600.0}
+    async with (
+        HttpSink(lambda _: Answer(delay=2.0)) as peer,
+        HttpSink() as sink,
+        running(database_url, url, queue, **settings) as homing,
+    ):
+        (id,) = await homing.lane.create(sink.url)
+        await homing.lane.pass_time(-1000, only=id)
+        forged = MessagePointer(
+            id=text_of(id), pool_code="OTHER", mediation_target=peer.url, message_group_id="z", auth_token="x"
+        )
+        await _send(homing, queue, [(forged, "forged")])
+        await until(lambda: len(peer.requests) == 1)
+        await homing.lane.pass_time(1000, only=id)
+        await _send(homing, queue, [_again(homing, text_of(id), 1)])
+        await until(homing.all_ended)
+        assert delivered(sink) == Counter([text_of(id)])
+
+
+@pytest.mark.clause("JOB-13")
+async def test_a_job_that_names_no_queue_is_delivered_though_the_default_is_no_longer_read(
+    database_url: str, queue: str
+) -> None:
+    url = f"memory://{uuid4().hex}"
+    async with HttpSink() as sink, running(database_url, url, queue) as homing:
+        config = {
+            "queues": [{"queueUri": "first.fifo"}, {"queueUri": "second.fifo"}],
+            "processingPools": [{"code": "DISPATCH-POOL"}],
+        }
+        assert (await homing.client.put("/api/config", json=config)).status_code == 200
+        ids = [await homing.create(sink.url), await homing.create(sink.url, queueUrl="second.fifo")]
+        await until(homing.all_ended)
+        assert delivered(sink) == Counter(ids)
 
 
 async def test_a_message_that_names_another_address_is_sent_by_the_rules_for_webhooks(

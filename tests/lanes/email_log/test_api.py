@@ -95,6 +95,8 @@ async def test_an_email_without_a_key_is_one_of_its_own(api: Api) -> None:
         ({"body": None}, "body"),
         ({"messageKey": ""}, "messageKey"),
         ({"messageKey": "k" * 256}, "messageKey"),
+        ({"messageKey": "nul \x00"}, "messageKey"),
+        ({"messageKey": "two\nlines"}, "messageKey"),
         ({"subject": "two\r\nlines"}, "subject"),
         ({"headers": {"Bcc": "x@example.org"}}, "headers"),
         ({"from": "nobody"}, "from"),
@@ -185,3 +187,16 @@ async def test_the_document_describes_every_route(api: Api) -> None:
     assert {"202", "200", "400", "409"} <= post["responses"].keys()
     parameters = {p["name"] for p in paths["/api/emails"]["get"]["parameters"]}
     assert parameters == {"status", "messageKey", "before", "limit"}
+
+
+@pytest.mark.parametrize(("path", "field"), [("/dead", "reason"), ("", "messageKey")])
+async def test_what_no_database_keeps_cannot_be_looked_for(api: Api, path: str, field: str) -> None:
+    response = await api.client.get(f"/api/emails{path}?{field}=%00")
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["details"]["field"] == field
+
+
+async def test_what_no_database_keeps_is_no_reason_to_requeue(api: Api) -> None:
+    response = await api.post({"reason": "\0"}, "/requeue")
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["details"]["field"] == "reason"

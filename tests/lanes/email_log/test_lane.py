@@ -14,7 +14,7 @@ import pytest
 from tests.emails import EmailBench, email_bench, until
 
 from homing.db import instant
-from homing.errors import NotAllowed, SettingsError, Unreachable
+from homing.errors import NotAllowed, Refused, SettingsError, Unreachable
 from homing.lanes.email_log.queues import Unreadable, read_hint
 from homing.lines import Feed
 from homing.senders.mail import MailMessage, SendError, SendErrorCode, SendResult, Verdict
@@ -343,6 +343,18 @@ async def test_a_message_that_got_lost_is_published_again_by_the_sweep(rabbit: E
     assert (await rabbit.row(ordered.id))["status"] == "Sent"
 
 
+@pytest.mark.clause("RTY-12", "RTY-16")
+async def test_a_queue_that_nobody_reads_gets_ever_fewer_repeats(rabbit: EmailBench) -> None:
+    """A day and a half in which no sender comes: eight messages, and not a hundred and forty."""
+    ordered = await rabbit.order()
+    for _ in range(140):
+        await rabbit.age(ordered.id, 900)
+        await rabbit.schedule()
+    assert await rabbit.homing.email_broker.depth(rabbit.queues.send) == 8
+    assert await rabbit.consume() == 8
+    assert len(rabbit.sender.messages) == 1
+
+
 @pytest.mark.clause("RTY-17")
 async def test_every_scheduling_action_is_a_line_in_the_log(database_url: str) -> None:
     async with email_bench(database_url, email_broker_url="amqp://127.0.0.1:1") as lane:
@@ -457,7 +469,9 @@ async def test_a_message_of_an_older_window_sends_nothing_twice(lane: EmailBench
     [b"", b"nonsense", b"[]", b"{}", b'{"EmailId": 1}', b'{"EmailId": "1", "MessageKey": "k"}', b"\xff\xfe",
      b'{"EmailId": 1, "MessageKey": "k", "More": 1}', b'{"EmailId": 0, "MessageKey": "k"}', b"[" * 100_000,
      b'{"EmailId": true, "MessageKey": "k"}', b'{"EmailId": 1e400, "MessageKey": "k"}',
-     b'{"EmailId": 99999999999999999999, "MessageKey": "k"}', b'{"EmailId": 1, "MessageKey": ""}'],
+     b'{"EmailId": 99999999999999999999, "MessageKey": "k"}', b'{"EmailId": 1, "MessageKey": ""}',
+     b'{"EmailId": 1, "MessageKey": "a\\u0000b"}', b'{"EmailId": 1, "MessageKey": "a\\n"}',
+     b'{"EmailId": 1, "MessageKey": "' + b"k" * 256 + b'"}'],
 )  # fmt: skip
 def test_what_is_no_message_of_ours_is_refused_with_a_reason(body: bytes) -> None:
     found = read_hint(body)
@@ -475,6 +489,50 @@ async def test_what_nobody_can_read_goes_to_the_dead_letters_and_blocks_nobody(r
     assert sorted(message.body for message in buried) == [b"nonsense", b'{"EmailId": 1}']
     assert all(message.reason for message in buried)
     assert await rabbit.messages() == []
+
+
+@pytest.mark.clause("RTY-19")
+async def test_as_many_poisoned_messages_as_a_process_holds_block_nobody(
+    database_url: str, rabbitmq_url: str, prefix: str
+) -> None:
+    settings = {"email_broker_url": rabbitmq_url, "email_queue_prefix": prefix, "email_prefetch": 3}
+    async with email_bench(database_url, **settings) as rabbit:
+        poison = b'{"EmailId": 1, "MessageKey": "a\\u0000b"}'
+        await rabbit.publish(poison, poison, poison)
+        ordered = [await rabbit.order() for _ in range(4)]
+        feed = rabbit.homing.email_send.worker()
+        running = asyncio.create_task(feed.run())
+        await until(lambda: _is(rabbit, ordered[-1].id, "Sent"), 10)
+        await until(lambda: _buried(rabbit, 3), 10)
+        feed.stop()
+        await running
+        assert [message.body for message in await rabbit.messages(dead=True)] == [poison] * 3
+
+
+async def _buried(lane: EmailBench, count: int) -> bool:
+    return await lane.homing.email_broker.depth(lane.queues.dead_letters) == count
+
+
+async def test_what_the_database_refuses_is_buried_with_a_reason_and_not_asked_again(
+    lane: EmailBench,
+) -> None:
+    refused, taken = await lane.order(messageKey="refused"), await lane.order(messageKey="taken")
+    await lane.schedule()
+    claim, asked = lane.emails.run, 0
+
+    async def picky(name: str, **parameters: object) -> object:
+        nonlocal asked
+        if name == "claim_these" and "refused" in str(parameters["batch"]):
+            asked += 1
+            raise Refused("no such value")
+        return await claim(name, **parameters)
+
+    lane.emails.run = picky  # type: ignore[method-assign, assignment]
+    assert await asyncio.wait_for(lane.consume(), 20) == 2
+    assert await lane.states([refused.id, taken.id]) == ["Pending", "Sent"]
+    (buried,) = await lane.messages(dead=True, wait=0.05)
+    assert "no such value" in (buried.reason or "")
+    assert asked <= 2, "with the others, and alone"
 
 
 @pytest.mark.clause("RTY-19")
@@ -534,6 +592,36 @@ async def test_a_stop_gives_back_what_it_could_not_finish_and_another_sends_it(
         assert (await other.row(ordered.id))["status"] == "Sent"
 
 
+@pytest.mark.clause("RTY-19")
+async def test_a_stop_keeps_a_message_from_others_until_its_row_is_free(
+    database_url: str, rabbitmq_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gets it earlier finds a locked row, and drops the only message there is."""
+    monkeypatch.setattr("homing.lines._LAST_ACKNOWLEDGEMENTS", 0.1)
+    settings = {"email_broker_url": rabbitmq_url, "email_queue_prefix": prefix}
+    async with email_bench(database_url, **settings) as slow, email_bench(database_url, **settings) as other:
+        started = asyncio.Event()
+
+        async def never(message: MailMessage) -> SendResult:
+            started.set()
+            await asyncio.sleep(3600)
+            raise AssertionError(message)
+
+        slow.sender.send = never  # type: ignore[method-assign]
+        ordered = await slow.order()
+        feeds = [slow.homing.email_send.worker()]
+        running = [asyncio.create_task(feeds[0].run())]
+        await started.wait()
+        feeds.append(other.homing.email_send.worker())
+        running.append(asyncio.create_task(feeds[1].run()))
+        slow.homing.email_send.claim_no_more()
+        await slow.homing.email_send.drain(1.0)
+        await until(lambda: _is(other, ordered.id, "Sent"), 10)
+        assert other.log.all("email.dropped") == []
+        feeds[1].stop()
+        await asyncio.gather(*running)
+
+
 async def test_while_the_relay_is_away_messages_wait_and_cost_nothing(lane: EmailBench) -> None:
     lane.sender.is_available = False
     ordered = await lane.order()
@@ -563,6 +651,33 @@ async def test_while_the_database_is_away_messages_wait_and_are_not_given_back(l
     assert await lane.consume() == 1
     assert (await lane.row(ordered.id))["status"] == "Sent"
     assert len(lane.log.all("claim.failed")) == 2
+
+
+async def test_messages_that_come_together_are_claimed_and_settled_together(
+    lane: EmailBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.lanes.email_log.consuming._HOLD_SECONDS", 0.1)
+    await asyncio.gather(*(lane.order() for _ in range(100)))
+    await lane.schedule()
+    claim, claims = lane.emails.claim_these, 0
+
+    async def counted(hints: object) -> object:
+        nonlocal claims
+        claims += 1
+        return await claim(hints)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(lane.homing.email_send.lane.store, "claim_these", counted)
+    assert await lane.consume() == 100
+    assert len(lane.sender.messages) == 100
+    assert claims <= 3
+
+
+async def test_a_lone_message_waits_for_no_company(lane: EmailBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.lanes.email_log.consuming._HOLD_SECONDS", 3600.0)
+    ordered = await lane.order()
+    await lane.schedule()
+    await asyncio.wait_for(lane.consume(), 20)
+    assert (await lane.row(ordered.id))["status"] == "Sent"
 
 
 @pytest.mark.clause("RTY-19")

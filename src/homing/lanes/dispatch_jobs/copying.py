@@ -20,6 +20,7 @@ from msgspec import Struct
 from homing.db import Database, Row, connect, iso
 from homing.db.migrate import Migration, check, load_migrations, migrate
 from homing.errors import NotAllowed
+from homing.lanes.dispatch_jobs.tsid import text_of
 
 #: What every database has of each, beside the ids.
 JOB = (
@@ -45,6 +46,7 @@ TARGET = (
     "target", "max_concurrency", "rate_per_second", "tokens", "tokens_at", "paused_until", "pause_reason",
     "failures", "open_until", "cooldown", "last_error", "updated_at",
 )  # fmt: skip
+_SET_BY_PEOPLE = ("target", "max_concurrency", "rate_per_second", "paused_until", "pause_reason")
 _FLAGS = frozenset({"has_headers", "ready", "queued", "dead_letter_sent", "unknown"})
 _NUMBERS = frozenset({"timeout_seconds", "rate_per_second", "tokens", "cooldown"})
 _MOST_TOLD = 100
@@ -56,7 +58,8 @@ class Whole(Struct, frozen=True):
     """A job with all that belongs to it. Times are text with milliseconds, which every database keeps."""
 
     columns: Mapping[str, Any]
-    metadata: Mapping[str, str]
+    #: Pairs: nothing forbids a table to hold a key twice.
+    metadata: Sequence[tuple[str, str]]
     headers: Sequence[tuple[str, str]]
     attempts: Sequence[Mapping[str, Any]]
 
@@ -67,7 +70,7 @@ class Whole(Struct, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        parts = (self.columns, self.metadata, sorted(self.headers), self.attempts)
+        parts = (self.columns, sorted(self.metadata), sorted(self.headers), self.attempts)
         return hashlib.sha256(_encode(parts)).digest()
 
 
@@ -87,6 +90,9 @@ class Side(Protocol):
 
     async def put_jobs(self, jobs: Sequence[Whole], source: str) -> None:
         """Those that are not there, and the cursor."""
+
+    async def put_late_jobs(self, jobs: Sequence[Whole]) -> None:
+        """Those that are not there; the cursor stays where it is."""
 
     async def credentials(self, after: int, limit: int) -> list[Mapping[str, Any]]: ...
 
@@ -236,10 +242,17 @@ class Copy:
         while jobs := await self._source.jobs(after, self._batch):
             upto = jobs[-1].id
             there = await self._target.jobs(after, 0, upto)
+            known = {job.id for job in there}
+            # What came into the source behind the cursor, with an older id, is copied now.
+            if late := [as_due(job) for job in jobs if job.id not in known]:
+                await self._target.put_late_jobs(late)
+                self._counts["jobs"] += len(late)
+                there = await self._target.jobs(after, 0, upto)
             self._compare_range([as_due(job) for job in jobs], [as_due(job) for job in there])
             after, seen = upto, seen + len(jobs)
             yield Progress("compare", seen, total)
         await self._compare_credentials()
+        await self._compare_targets()
 
     def _compare_range(self, here: Sequence[Whole], there: Sequence[Whole]) -> None:
         self._ranges += 1
@@ -249,7 +262,7 @@ class Copy:
             return
         for id in sorted(ours.keys() | theirs.keys()):
             if what := _difference(ours.get(id), theirs.get(id)):
-                self._differs("job", str(id), what)
+                self._differs("job", text_of(id), what)
 
     async def _compare_credentials(self) -> None:
         after = -1
@@ -257,8 +270,19 @@ class Copy:
             there = {row["id"]: row for row in await self._target.credentials(after, self._batch)}
             for row in rows:
                 if there.get(row["id"]) != row:
-                    self._differs("credentials", str(row["id"]), "missing or not the same in the target")
+                    self._differs("credentials", text_of(row["id"]), "missing or not the same in the target")
             after = rows[-1]["id"]
+
+    async def _compare_targets(self) -> None:
+        """What people have set; what attempts say of them changes by itself."""
+        after = ""
+        while rows := await self._source.targets(after, self._batch):
+            there = {row["target"]: row for row in await self._target.targets(after, self._batch)}
+            for row in rows:
+                other = there.get(row["target"], {})
+                if parts := [name for name in _SET_BY_PEOPLE if row[name] != other.get(name)]:
+                    self._differs("target", row["target"], f"differs in {', '.join(parts)}")
+            after = rows[-1]["target"]
 
     def _differs(self, kind: str, id: str, what: str) -> None:
         self._differing += 1
@@ -275,9 +299,9 @@ def _difference(here: Whole | None, there: Whole | None) -> str | None:
     if here is None or there is None:
         return "only in the target" if here is None else "missing in the target"
     parts = [name for name in JOB if here.columns[name] != there.columns[name]]
-    for name in ("metadata", "attempts"):
-        parts += [name] if getattr(here, name) != getattr(there, name) else []
-    parts += ["headers"] if sorted(here.headers) != sorted(there.headers) else []
+    for name in ("metadata", "headers"):
+        parts += [name] if sorted(getattr(here, name)) != sorted(getattr(there, name)) else []
+    parts += ["attempts"] if here.attempts != there.attempts else []
     return f"differs in {', '.join(parts)}" if parts else None
 
 

@@ -77,6 +77,11 @@ class MongoSide:
 
     async def put_jobs(self, jobs: Sequence[Whole], source: str) -> None:
         """No transaction: a job is one document, and what is there already is left as it is."""
+        await self.put_late_jobs(jobs)
+        cursor = {"$set": {"last": jobs[-1].id}}
+        await self._run(lambda s: s.update_one(_CURSORS, {"_id": source}, cursor, upsert=True))
+
+    async def put_late_jobs(self, jobs: Sequence[Whole]) -> None:
         later = [
             {**_moments(one), "_id": one["id"], "dispatch_job_id": job.id}
             for job in jobs
@@ -84,8 +89,6 @@ class MongoSide:
         ]
         await self._insert(ATTEMPTS, later)
         await self._insert(JOBS, [_document(job) for job in jobs])
-        cursor = {"$set": {"last": jobs[-1].id}}
-        await self._run(lambda s: s.update_one(_CURSORS, {"_id": source}, cursor, upsert=True))
 
     async def put_credentials(self, rows: Sequence[Mapping[str, Any]]) -> None:
         await self._insert("dispatch_credentials", [{"_id": row["id"], **_moments(row)} for row in rows])
@@ -124,7 +127,7 @@ def _whole(document: Document, later: Sequence[Document]) -> Whole:
     rows = [plain(_filled({"unknown": False, **one}, ATTEMPT), ATTEMPT) for one in attempts]
     return Whole(
         plain(job_columns(document), JOB),
-        {pair["k"]: pair["v"] for pair in document.get("metadata", ())},
+        [(pair["k"], pair["v"]) for pair in document.get("metadata", ())],
         [(name, value) for name, value in document.get("headers", ())],
         sorted(rows, key=lambda one: (one["attempt_number"], one["id"])),
     )
@@ -133,7 +136,7 @@ def _whole(document: Document, later: Sequence[Document]) -> Whole:
 def _document(job: Whole) -> Document:
     columns = {name: value for name, value in job.columns.items() if name != "has_headers"}
     also = {
-        "metadata": [{"k": key, "v": value} for key, value in job.metadata.items()] or None,
+        "metadata": [{"k": key, "v": value} for key, value in job.metadata] or None,
         "headers": [[name, value] for name, value in job.headers] or None,
         "attempts": [_moments(one) for one in job.attempts[:MOST_EMBEDDED]] or None,
     }

@@ -63,7 +63,7 @@ class SqlSide:
         return [
             Whole(
                 plain(row, JOB),
-                {one["meta_key"]: one["meta_value"] for one in metadata[row["id"]]},
+                [(one["meta_key"], one["meta_value"]) for one in metadata[row["id"]]],
                 [(one["header_name"], one["header_value"]) for one in headers[row["id"]]],
                 _in_turn(attempts[row["id"]]),
             )
@@ -89,18 +89,13 @@ class SqlSide:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
     async def put_jobs(self, jobs: Sequence[Whole], source: str) -> None:
+        await self._put_jobs(jobs, [_CURSOR], {"source": source, "last": jobs[-1].id})
+
+    async def put_late_jobs(self, jobs: Sequence[Whole]) -> None:
+        await self._put_jobs(jobs, [], {})
+
+    async def _put_jobs(self, jobs: Sequence[Whole], also: Sequence[str], given: Mapping[str, Any]) -> None:
         """What belongs to a job goes in before it, where it is not there yet: all in one transaction."""
-        metadata = [
-            {"dispatch_job_id": job.id, "meta_key": key, "meta_value": value}
-            for job in jobs
-            for key, value in job.metadata.items()
-        ]
-        headers = [
-            {"dispatch_job_id": job.id, "header_name": name, "header_value": value}
-            for job in jobs
-            for name, value in job.headers
-        ]
-        attempts = [{"dispatch_job_id": job.id, **one} for job in jobs for one in job.attempts]
         steps = [
             self._insert("dispatch_job_metadata", ("dispatch_job_id", "meta_key", "meta_value"), "metadata"),
             self._insert(
@@ -108,17 +103,10 @@ class SqlSide:
             ),
             self._insert("dispatch_attempt", ("dispatch_job_id", *ATTEMPT), "attempts"),
             self._insert("dispatch_job", JOB, "jobs", is_child=False),
-            _CURSOR,
+            *also,
         ]
-        given = {
-            "metadata": metadata,
-            "headers": headers,
-            "attempts": attempts,
-            "jobs": [j.columns for j in jobs],
-        }
-        texts = {name: _encode(rows).decode() for name, rows in given.items()}
-        queries = [_query(step, self._dialect) for step in steps]
-        await self._database.fetch_all(queries, {**texts, "source": source, "last": jobs[-1].id})
+        texts = {name: _encode(rows).decode() for name, rows in _tables(jobs).items()}
+        await self._database.fetch_all([_query(step, self._dialect) for step in steps], {**texts, **given})
 
     async def put_credentials(self, rows: Sequence[Mapping[str, Any]]) -> None:
         text = self._insert("dispatch_credentials", CREDENTIALS, "rows", is_child=False)
@@ -152,6 +140,24 @@ _CURSOR = (
     "INSERT INTO homing_copy (source, last) VALUES (:source, :last) "
     "ON CONFLICT (source) DO UPDATE SET last = excluded.last RETURNING last"
 )
+
+
+def _tables(jobs: Sequence[Whole]) -> dict[str, list[Mapping[str, Any]]]:
+    """What goes where."""
+    return {
+        "metadata": [
+            {"dispatch_job_id": job.id, "meta_key": key, "meta_value": value}
+            for job in jobs
+            for key, value in job.metadata
+        ],
+        "headers": [
+            {"dispatch_job_id": job.id, "header_name": name, "header_value": value}
+            for job in jobs
+            for name, value in job.headers
+        ],
+        "attempts": [{"dispatch_job_id": job.id, **one} for job in jobs for one in job.attempts],
+        "jobs": [job.columns for job in jobs],
+    }
 
 
 def _query(text: str, dialect: Dialect) -> Query:

@@ -143,7 +143,7 @@ class QueueingLane:
         self._monotonic = monotonic
         # A broker that is away is no fault of a message, which waits as long as it takes.
         self._policy = Policy(1_000_000_000, Fixed(_AFTER_FAILURE), shortest_deferral=_AFTER_FAILURE)
-        self._publish: Batched[tuple[str, Publication], Failure | None] = Batched(self._publish_all)
+        self._publish: Batched[tuple[str | None, Publication], Failure | None] = Batched(self._publish_all)
         self._broken_until = 0.0
 
     def policy_of(self, _claim: Claim[Unsent]) -> Policy:
@@ -153,19 +153,11 @@ class QueueingLane:
         return self._monotonic() >= self._broken_until
 
     async def attempt(self, claim: Claim[Unsent]) -> Outcome:
-        queue = await self._queue_for(claim.item)
-        failure = await self._publish((queue, self._publication(claim)))
+        failure = await self._publish((claim.item.queue_url, self._publication(claim)))
         if failure is None:
             return Delivered()
         self._broken_until = self._monotonic() + _AFTER_FAILURE
         return Retry(failure)
-
-    async def _queue_for(self, unsent: Unsent) -> str:
-        """The one that the job names, if it is known; we make no queues that somebody mistyped."""
-        if unsent.queue_url is None or unsent.queue_url == self._default_queue:
-            return self._default_queue
-        known = {queue.queue_uri for queue in (await self._configs.recent()).queues}
-        return unsent.queue_url if unsent.queue_url in known else self._default_queue
 
     def _publication(self, claim: Claim[Unsent]) -> Publication:
         job = text_of(claim.id)
@@ -180,11 +172,14 @@ class QueueingLane:
         )
         return Publication(encode_pointer(pointer), group, f"{job}-{claim.fence}")
 
-    async def _publish_all(self, entries: Sequence[tuple[str, Publication]]) -> Sequence[Failure | None]:
+    async def _publish_all(
+        self, entries: Sequence[tuple[str | None, Publication]]
+    ) -> Sequence[Failure | None]:
         """One call per queue; the answers in the order of the entries."""
+        known = [queue.queue_uri for queue in (await self._configs.recent()).queues]
         by_queue: dict[str, list[int]] = {}
-        for number, (queue, _) in enumerate(entries):
-            by_queue.setdefault(queue, []).append(number)
+        for number, (wanted, _) in enumerate(entries):
+            by_queue.setdefault(self._queue_for(wanted, known), []).append(number)
         answers: dict[int, Failure | None] = {}
         for queue, numbers in by_queue.items():
             told = await self._broker.publish(
@@ -192,6 +187,11 @@ class QueueingLane:
             )
             answers.update(zip(numbers, told, strict=True))
         return [answers[number] for number in range(len(entries))]
+
+    def _queue_for(self, named: str | None, known: Sequence[str]) -> str:
+        """One that is read: that which the job names, else the default, else the first that there is."""
+        wanted = (named or self._default_queue, self._default_queue, *known)
+        return next((queue for queue in wanted if queue in known), self._default_queue)
 
     def describe(self, claim: Claim[Unsent], _settlement: Settlement | None) -> Mapping[str, Any]:
         return {"job": text_of(claim.id)}

@@ -128,7 +128,7 @@ class RouterApi(Controller):
         """
         require_json(request.headers.get("content-type"))
         config: RouterConfig = read(await request.body(), RouterConfig, _CONFIG_HINTS)
-        check_config(config)
+        check_config(config, router_configs.broker)
         await router_configs.put(config)
         return config
 

@@ -20,11 +20,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RouterConfigs:
-    """`default` holds until somebody has put another one."""
+    """`default` holds until somebody has put another one. `broker` is the name of its kind, if any."""
 
     def __init__(
-        self, database: Database, default: RouterConfig, monotonic: Monotonic = time.monotonic
+        self,
+        database: Database,
+        default: RouterConfig,
+        broker: str | None = None,
+        monotonic: Monotonic = time.monotonic,
     ) -> None:
+        self.broker = broker
         self._database = database
         self._queries = load_queries(__package__ or "", database.dialect)
         self._default = default
@@ -34,7 +39,16 @@ class RouterConfigs:
 
     async def read(self) -> RouterConfig:
         rows = await self._database.fetch(self._queries["router_config"], {})
-        return _decode(rows[0]["config"]) if rows else self._default
+        config = _decode(rows[0]["config"]) if rows else self._default
+        return config if self.broker is None else self._filled(config)
+
+    def _filled(self, config: RouterConfig) -> RouterConfig:
+        """It may have been put while there was no broker, and then it may be empty."""
+        return msgspec.structs.replace(
+            config,
+            queues=config.queues or self._default.queues,
+            processing_pools=config.processing_pools or self._default.processing_pools,
+        )
 
     async def recent(self) -> RouterConfig:
         """What was read a moment ago."""

@@ -17,7 +17,15 @@ from homing.lanes.email_log.email import STATES, Ordered
 from homing.lanes.email_log.log import EmailLog
 from homing.lanes.email_log.orders import EmailOrders, EmailRequest, order_of
 from homing.lanes.email_log.requeue import RequeueReply, RequeueRequest, requeue_dead
-from homing.lanes.email_log.view import EmailSummary, EmailView, email_id, email_number, listed, shown
+from homing.lanes.email_log.view import (
+    EmailSummary,
+    EmailView,
+    check_plain,
+    email_id,
+    email_number,
+    listed,
+    shown,
+)
 
 _LOCATION = ResponseHeader(
     name="Location", description="Where the email can be looked at", documentation_only=True
@@ -115,6 +123,7 @@ class Emails(Controller):
         if status is not None and status not in STATES:
             raise InvalidRequest(f"status must be one of {', '.join(STATES)}", "status")
         _check_limit(limit)
+        check_plain("messageKey", message_key)
         if message_key is not None:
             return await _of_key(emails, message_key, status)
         rows = await emails.page(status=status, before=_cursor(before), limit=limit)
@@ -129,6 +138,7 @@ class Emails(Controller):
         limit: FromQuery[int] = 20,
     ) -> DeadEmails:
         _check_limit(limit)
+        check_plain("reason", reason)
         rows = await emails.page(status="Dead", reason=reason, before=_cursor(before), limit=limit)
         return DeadEmails(await emails.dead_reasons(), *_page(rows, limit))
 

@@ -10,7 +10,7 @@ from homing.brokers.pump import BuryIt, Done, GiveBack, Verdict
 from homing.engine.coalesce import Batched
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Monotonic
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, Refused
 from homing.lanes.email_log.email import Dropped, Email
 from homing.lanes.email_log.lane import SendLane
 from homing.lanes.email_log.queues import Hint, Unreadable, read_hint
@@ -18,6 +18,8 @@ from homing.telemetry import Telemetry
 
 #: Between two questions to a way out that is broken, or to a database that is away.
 _PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: So long a claim waits for others while there is much to do: together they are one statement.
+_HOLD_SECONDS = 0.01
 
 
 class Consuming:
@@ -40,21 +42,37 @@ class Consuming:
         self._monotonic = monotonic
         self._claim: Batched[Hint, Claim[Email] | Dropped] = Batched(lane.store.claim_these)
         self._asking = asyncio.Lock()
+        self._in_hand = 0
+        self._gathering: asyncio.Future[None] | None = None
 
     async def __call__(self, message: Message) -> Verdict:
+        self._in_hand += 1
+        try:
+            return await self._handle(message)
+        finally:
+            self._in_hand -= 1
+
+    async def _handle(self, message: Message) -> Verdict:
         hint = read_hint(message.body)
         if isinstance(hint, Unreadable):
-            self._telemetry.log.warning("email.unreadable", message=message.id, reason=hint.reason)
-            return BuryIt(hint.reason)
+            return self._bury(message, hint.reason)
         await self._way_out()
+        await self._company()
         asked = self._monotonic()
-        claim = await self._claim_patiently(hint)
+        try:
+            claim = await self._claim_patiently(hint)
+        except Refused as error:
+            return self._bury(message, f"the database does not take it: {error}")
         if claim is None:
             return GiveBack()
         if isinstance(claim, Dropped):
             self._telemetry.log.info("email.dropped", EmailId=hint.EmailId, Reason=claim.reason)
             return Done()
         return await self._deliver(claim, asked + self._lane.lease_seconds)
+
+    def _bury(self, message: Message, reason: str) -> Verdict:
+        self._telemetry.log.warning("email.unreadable", message=message.id, reason=reason)
+        return BuryIt(reason)
 
     async def _deliver(self, claim: Claim[Email], until: float) -> Verdict:
         if self._deliverer.closing:
@@ -76,12 +94,29 @@ class Consuming:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
+    async def _company(self) -> None:
+        """A lone message waits for nobody; of many, all go on at the same time."""
+        if self._in_hand == 1:
+            return
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.create_future()
+            loop.call_later(_HOLD_SECONDS, self._go_on, self._gathering)
+        # Shielded: whoever is called off must not call off the others.
+        await asyncio.shield(self._gathering)
+
+    def _go_on(self, gathering: asyncio.Future[None]) -> None:
+        self._gathering = None
+        gathering.set_result(None)
+
     async def _claim_patiently(self, hint: Hint) -> Claim[Email] | Dropped | None:
-        """None when a stop came first."""
+        """None when a stop came first. What the database refuses it would refuse for ever, and is raised."""
         pause = _PAUSE
         while not self._deliverer.closing:
             try:
                 return await self._claim(hint)
+            except Refused:
+                raise
             except DatabaseError as error:
                 self._telemetry.log.warning("claim.failed", lane=self._lane.name, error=str(error))
             await asyncio.sleep(pause)

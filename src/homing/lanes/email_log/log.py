@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
 from homing.engine.model import Claim, Settlement
+from homing.errors import Refused
 from homing.lanes.email_log.email import STATES, Dropped, Due, Email, NewEmail, Ordered, Terms, email_of
 from homing.lanes.email_log.queues import Hint
 from homing.telemetry import Telemetry
@@ -78,6 +80,12 @@ class EmailLog(SqlStore[Email]):
                 self._telemetry.email_died(one["dead_reason"])
         return settled
 
+    async def release(self, claims: Sequence[Claim[Email]]) -> set[int]:
+        released = await super().release(claims)
+        if released:
+            self.database.announce(CHANNEL)
+        return released
+
     async def rescue(self, limit: int) -> int:
         rescued = await super().rescue(limit)
         if rescued:
@@ -102,18 +110,23 @@ class EmailLog(SqlStore[Email]):
         it. Else it is due for any scheduler.
         """
         firsts = {email.message_key: email for email in reversed(emails)}
-        steps = ["enqueue", "reserve_keys"] if "reserve_keys" in self._queries else ["enqueue"]
-        results = await self.run_together(
-            steps,
-            batch=_encode(list(firsts.values())).decode(),
-            publisher=self._owner if publish else None,
-        )
-        created = {row["message_key"]: _created(row, claimed=publish) for row in results["enqueue"]}
+        written = await self._write_new(list(firsts.values()), self._owner if publish else None)
+        created = {row["message_key"]: _created(row, claimed=publish) for row in written}
         if created and not publish:
             self.database.announce(CHANNEL)
         new = {firsts[key].token: ordered for key, ordered in created.items()}
         known = await self._repetitions([email for email in emails if email.token not in new])
         return [new.get(email.token) or known[email.token] for email in emails]
+
+    async def _write_new(self, emails: Sequence[NewEmail], publisher: str | None) -> Sequence[Row]:
+        steps = ["enqueue", "reserve_keys"] if "reserve_keys" in self._queries else ["enqueue"]
+        write = partial(self.run_together, steps, batch=_encode(emails).decode(), publisher=publisher)
+        try:
+            results = await write()
+        except Refused:
+            # Another program wrote a row with such a key in that moment; now it can be seen.
+            results = await write()
+        return results["enqueue"]
 
     async def _repetitions(self, emails: Sequence[NewEmail]) -> dict[str, Ordered]:
         """By token: what is known of the keys that were there before, or twice in one batch."""

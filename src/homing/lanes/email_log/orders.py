@@ -17,7 +17,8 @@ from homing.engine.model import Claim, Monotonic
 from homing.errors import InvalidRequest, NotAllowed
 from homing.lanes.email_log.email import Due, NewEmail, Ordered
 from homing.lanes.email_log.log import EmailLog, new_token
-from homing.lanes.email_log.view import email_id
+from homing.lanes.email_log.queues import LONGEST_KEY
+from homing.lanes.email_log.view import check_plain, email_id
 from homing.senders.compose import StoredAttachment
 from homing.senders.drafts import check_draft, check_texts, checked_address, checked_recipients, fingerprint
 from homing.telemetry import Telemetry
@@ -26,7 +27,7 @@ from homing.telemetry import Telemetry
 #: the message follows.
 _LONGEST_WAIT = 1.0
 
-Key = Annotated[str, Meta(min_length=1, max_length=255)]
+Key = Annotated[str, Meta(min_length=1, max_length=LONGEST_KEY)]
 
 
 class EmailRequest(Struct, frozen=True, rename={"sender": "from"}, forbid_unknown_fields=True):
@@ -127,6 +128,7 @@ def order_of(request: EmailRequest) -> NewEmail:
 def _check_content(request: EmailRequest) -> None:
     if request.template is None and request.body is None and request.html is None:
         raise InvalidRequest("body: an email needs a body, an html or a template", "body")
+    check_plain("messageKey", request.messageKey)
     check_texts(request)
     check_draft(
         subject=request.subject,

@@ -40,6 +40,7 @@ SET status = 'Pending',
     last_attempt_at = now(),
     next_attempt_at = CASE WHEN e.status = 'RetryQueued' OR e.last_queued_at IS NULL
                            THEN now() + make_interval(secs => :sweep_seconds) ELSE e.next_attempt_at END,
+    queue_count = 0,
     last_queued_at = CASE WHEN e.status = 'RetryQueued' THEN now() ELSE coalesce(e.last_queued_at, now()) END,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
@@ -140,7 +141,8 @@ WHERE e.id = mine.id
 RETURNING e.id
 
 -- name: release
--- The message goes back to the broker, and so finds the row free.
+-- Its message goes back to the broker and finds the row free, unless somebody had it and dropped it while the row
+-- was still locked. So another one is published soon, and of two the second finds nothing to do.
 WITH batch AS MATERIALIZED (
     SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
 ), held AS MATERIALIZED (
@@ -153,7 +155,7 @@ WITH batch AS MATERIALIZED (
     SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
 )
 UPDATE email_log AS e
-SET locked_by = NULL, locked_until = NULL
+SET next_attempt_at = now(), last_queued_at = NULL, locked_by = NULL, locked_until = NULL
 FROM mine
 WHERE e.id = mine.id
 RETURNING e.id
@@ -198,6 +200,8 @@ WITH batch AS MATERIALIZED (
     INSERT INTO email_idempotency (message_key, email_id, fingerprint)
     SELECT message_key, nextval(pg_get_serial_sequence('email_log', 'id')), fingerprint
     FROM batch
+    -- Another program may have written a row with that key, which is then the first one.
+    WHERE NOT EXISTS (SELECT 1 FROM email_log AS e WHERE e.message_key = batch.message_key)
     ORDER BY message_key
     ON CONFLICT (message_key) DO NOTHING
     RETURNING message_key, email_id
@@ -217,6 +221,11 @@ RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at
 SELECT k.message_key, k.email_id AS id, k.fingerprint, e.status
 FROM email_idempotency AS k LEFT JOIN email_log AS e ON e.id = k.email_id
 WHERE k.message_key IN (SELECT json_array_elements_text(:keys::json))
+UNION ALL
+SELECT e.message_key, e.id, NULL, e.status
+FROM email_log AS e
+WHERE e.message_key IN (SELECT json_array_elements_text(:keys::json))
+  AND NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = e.message_key)
 
 -- name: get
 SELECT e.*, k.completed_at
@@ -262,7 +271,7 @@ WITH chosen AS MATERIALIZED (
 )
 UPDATE email_log AS e
 SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
-    claim_seq = e.claim_seq + 1,
+    queue_count = 0, claim_seq = e.claim_seq + 1,
     next_attempt_at = now(), last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_until = NULL,
     recipients = (SELECT jsonb_object_agg(key, value)
                   FROM jsonb_each(e.recipients) WHERE value ->> 'status' = 'accepted')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -10,6 +11,9 @@ from msgspec import Meta, Struct
 from homing.brokers.base import Queue
 
 _LONGEST_REASON = 200
+#: As the API takes a key and the table keeps it.
+LONGEST_KEY = 255
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Queues(Struct, frozen=True):
@@ -29,7 +33,7 @@ class Hint(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Which row may be due; what is to be done is in the row."""
 
     EmailId: Annotated[int, Meta(ge=1, le=2**63 - 1)]
-    MessageKey: Annotated[str, Meta(min_length=1, max_length=1000)]
+    MessageKey: Annotated[str, Meta(min_length=1, max_length=LONGEST_KEY)]
 
 
 class Death(Struct, frozen=True, gc=False):
@@ -53,9 +57,12 @@ _decode = msgspec.json.Decoder(Hint, strict=True).decode
 
 def read_hint(body: bytes) -> Hint | Unreadable:
     try:
-        return _decode(body)
+        hint = _decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         kind = "no such message" if isinstance(error, msgspec.ValidationError) else "no valid JSON"
         # A field that is too many is named in the error, and may be anything.
         words = str(error) if "unknown field" not in str(error) else "Object contains an unknown field"
         return Unreadable(f"{kind}: {words}"[:_LONGEST_REASON])
+    if CONTROL.search(hint.MessageKey):
+        return Unreadable("no such message: MessageKey has control characters")
+    return hint

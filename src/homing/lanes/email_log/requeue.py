@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from homing.errors import InvalidRequest
 from homing.lanes.email_log.log import EmailLog
+from homing.lanes.email_log.view import check_plain
 
 _AT_ONCE = 1000
 
@@ -37,6 +38,7 @@ async def requeue_dead(emails: EmailLog, request: RequeueRequest) -> RequeueRepl
             'reason: name what they died of, such as {"reason": "MaxAttemptsExceeded"}, or say {"all": true}',
             "reason",
         )
+    check_plain("reason", request.reason)
     matched = requeued = after = 0
     while ids := await emails.dead_ids(reason=request.reason, after=after, limit=_AT_ONCE):
         chosen, after = ids[: request.limit - matched], ids[-1]

@@ -31,6 +31,7 @@ SET status = 'Pending',
     last_attempt_at = {now},
     next_attempt_at = CASE WHEN status = 'RetryQueued' OR last_queued_at IS NULL
         THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds)) ELSE next_attempt_at END,
+    queue_count = 0,
     last_queued_at = CASE WHEN status = 'RetryQueued' THEN {now} ELSE coalesce(last_queued_at, {now}) END,
     claim_seq = claim_seq + 1,
     locked_by = :owner,
@@ -117,7 +118,7 @@ RETURNING id
 -- name: release
 WITH {fences}
 UPDATE email_log
-SET locked_by = NULL, locked_until = NULL
+SET next_attempt_at = {now}, last_queued_at = NULL, locked_by = NULL, locked_until = NULL
 FROM batch
 WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
 RETURNING id
@@ -155,21 +156,25 @@ SELECT
     CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END
 FROM json_each(:batch)
 WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
+  AND NOT EXISTS (SELECT 1 FROM email_log AS e WHERE e.message_key = json_extract(value, '$.message_key'))
 RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at
 
 -- name: reserve_keys
--- In the transaction of enqueue.
+-- In the transaction of enqueue, and of those rows that it wrote: another program's row has another token.
 INSERT INTO email_idempotency (message_key, email_id, fingerprint)
-SELECT json_extract(value, '$.message_key'),
-    (SELECT max(e.id) FROM email_log AS e WHERE e.message_key = json_extract(value, '$.message_key')),
-    json_extract(value, '$.fingerprint')
-FROM json_each(:batch)
-WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
+SELECT e.message_key, e.id, json_extract(b.value, '$.fingerprint')
+FROM json_each(:batch) AS b CROSS JOIN email_log AS e
+WHERE e.message_key = json_extract(b.value, '$.message_key') AND e.token = json_extract(b.value, '$.token')
 
 -- name: by_message_key
 SELECT k.message_key, k.email_id AS id, k.fingerprint, e.status
 FROM email_idempotency AS k LEFT JOIN email_log AS e ON e.id = k.email_id
 WHERE k.message_key IN (SELECT value FROM json_each(:keys))
+UNION ALL
+SELECT e.message_key, e.id, NULL, e.status
+FROM email_log AS e
+WHERE e.message_key IN (SELECT value FROM json_each(:keys))
+  AND NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = e.message_key)
 
 -- name: get
 SELECT e.*, k.completed_at
@@ -206,7 +211,7 @@ LIMIT :limit
 -- name: requeue
 UPDATE email_log
 SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
-    claim_seq = claim_seq + 1,
+    queue_count = 0, claim_seq = claim_seq + 1,
     next_attempt_at = {now}, last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_until = NULL,
     recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
                   FROM json_each(email_log.recipients) WHERE json_extract(value, '$.status') = 'accepted')

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Row, iso
-from homing.errors import NotFound
+from homing.errors import InvalidRequest, NotFound
+from homing.lanes.email_log.queues import CONTROL
 
 _PREFIX = "email_"
 #: In other states the column says when the scheduler looks at the row again, which is nobody's attempt.
@@ -77,6 +78,12 @@ def email_number(text: str) -> int:
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
         raise NotFound(f"there is no email {text[:40]!r}; ids look like email_123")
     return int(digits)
+
+
+def check_plain(field: str, text: str | None) -> None:
+    """What is looked for, or kept, as one word of text."""
+    if text is not None and CONTROL.search(text):
+        raise InvalidRequest(f"{field}: must not contain control characters", field)
 
 
 def _summary(row: Row) -> Mapping[str, Any]:

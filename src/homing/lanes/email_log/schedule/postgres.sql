@@ -56,7 +56,8 @@ SELECT id, next_attempt_at FROM chosen ORDER BY next_attempt_at, id
 
 -- name: settle
 -- A failed publish leaves the count alone. What has failed before is Failed again; what was never tried waits as
--- it did before.
+-- it did before. The window after which a message is taken for lost doubles with each publish: a long queue is no
+-- loss.
 WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
@@ -74,9 +75,11 @@ UPDATE email_log AS e
 SET status = CASE WHEN mine.published OR e.attempt_count + e.defer_count = 0 THEN 'Pending' ELSE 'Failed' END,
     last_queued_at = CASE WHEN mine.published THEN now()
                           WHEN e.attempt_count + e.defer_count = 0 THEN NULL ELSE e.last_queued_at END,
-    next_attempt_at = CASE WHEN mine.published THEN now() + make_interval(secs => :sweep_seconds)
+    next_attempt_at = CASE WHEN mine.published
+                           THEN now() + make_interval(secs => :sweep_seconds) * 2 ^ least(e.queue_count, 6)
                            ELSE greatest(e.next_attempt_at, now() + make_interval(secs => mine.delay)) END,
     publish_failures = CASE WHEN mine.published THEN 0 ELSE e.publish_failures + 1 END,
+    queue_count = e.queue_count + mine.published::integer,
     last_error = CASE WHEN mine.published THEN e.last_error ELSE coalesce(e.last_error, mine.error) END,
     locked_by = NULL,
     locked_until = NULL

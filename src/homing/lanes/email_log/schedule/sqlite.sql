@@ -7,7 +7,7 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 
 -- fragment: swept
-strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds))
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds * (1 << min(queue_count, 6))))
 
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count AS attempts, publish_failures AS deferrals, next_attempt_at AS due_at, message_key
@@ -74,6 +74,7 @@ SET status = CASE WHEN batch.published OR attempt_count + defer_count = 0 THEN '
     next_attempt_at = CASE WHEN batch.published THEN {swept}
         ELSE max(next_attempt_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay))) END,
     publish_failures = CASE WHEN batch.published THEN 0 ELSE publish_failures + 1 END,
+    queue_count = queue_count + batch.published,
     last_error = CASE WHEN batch.published THEN last_error ELSE coalesce(last_error, batch.error) END,
     locked_by = NULL,
     locked_until = NULL

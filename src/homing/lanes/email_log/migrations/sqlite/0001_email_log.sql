@@ -1,7 +1,11 @@
 -- As on PostgreSQL. Times are ISO text in UTC with milliseconds and Z, so that they sort as they are.
 CREATE TABLE email_log (
     id                  INTEGER PRIMARY KEY AUTOINCREMENT,
-    message_key         TEXT NOT NULL DEFAULT (lower(hex(randomblob(16)))),
+    -- For length() and GLOB a text ends at a NUL.
+    message_key         TEXT NOT NULL DEFAULT (lower(hex(randomblob(16))))
+                        CHECK (typeof(message_key) = 'text' AND length(message_key) BETWEEN 1 AND 255
+                               AND instr(message_key, char(0)) = 0
+                               AND message_key NOT GLOB '*[' || char(1) || '-' || char(31) || char(127) || ']*'),
     to_address          TEXT NOT NULL,
     subject             TEXT NOT NULL DEFAULT '',
     body                TEXT,
@@ -40,6 +44,7 @@ CREATE TABLE email_log (
     rescue_count        INTEGER NOT NULL DEFAULT 0,
     defer_count         INTEGER NOT NULL DEFAULT 0,
     publish_failures    INTEGER NOT NULL DEFAULT 0,
+    queue_count         INTEGER NOT NULL DEFAULT 0,
     announced_at        TIMESTAMP
 );
 
@@ -48,8 +53,8 @@ CREATE INDEX email_log_retried ON email_log (attempt_count) WHERE status IN ('Fa
 CREATE INDEX email_log_open ON email_log (status, id) WHERE status IN ('Failed', 'Dead', 'RetryQueued');
 CREATE INDEX email_log_locked ON email_log (id) WHERE locked_by IS NOT NULL;
 CREATE INDEX email_log_unannounced ON email_log (id) WHERE status = 'Dead' AND announced_at IS NULL;
--- A statement here writes one table, so a new key finds its row by this.
-CREATE INDEX email_log_message_key ON email_log (message_key);
+-- A statement here writes one table, so a new key finds its row by this, too.
+CREATE UNIQUE INDEX email_log_message_key ON email_log (message_key);
 
 CREATE TABLE email_idempotency (
     message_key  TEXT PRIMARY KEY,
