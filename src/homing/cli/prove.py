@@ -43,7 +43,20 @@ def add_to(app: typer.Typer) -> None:
     bench = typer.Typer(
         no_args_is_help=True, help="Measure, and compare with the budgets. Exit 1 when one is missed."
     )
-    for command in (mail, webhook, emails, router, mongo, fairness, scale, search, latency, memory, create):
+    for command in (
+        mail,
+        webhook,
+        emails,
+        router,
+        mongo,
+        fairness,
+        scale,
+        search,
+        latency,
+        memory,
+        create,
+        storage,
+    ):
         bench.command()(command)
     app.add_typer(bench, name="bench")
 
@@ -204,6 +217,19 @@ def memory(
         _report(
             bench.memory(backlog, delivered, step, postgres_url=postgres_url), show.memory_table, json=json
         )
+
+
+def storage(
+    messages: Annotated[int, typer.Option("--messages", min=1000, help="Of each lane.")] = 20_000,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """How many bytes of log, table and indexes PostgreSQL writes for each message."""
+    from homing.proof.bench import show
+    from homing.proof.bench import storage as bench
+
+    with _steps(2) as step:
+        _report(bench.storage(messages, step, postgres_url=postgres_url), show.storage_table, json=json)
 
 
 def create(

@@ -18,6 +18,7 @@ from homing.proof.bench.race import HOMING, LIMIT, ON_SQLITE, Line, RaceTable
 from homing.proof.bench.router_race import SQS_ALONE, RouterTable
 from homing.proof.bench.scale import Cost, ScaleTable
 from homing.proof.bench.search import SearchTable
+from homing.proof.bench.storage import StorageTable
 from homing.proof.bench.webhook_race import CELERY
 
 
@@ -125,6 +126,14 @@ def memory_table(result: MemoryTable) -> RenderableType:
         f"{weight.backlog:,}", f"{weight.delivered:,}", f"{weight.empty:.1f}", f"{weight.working:.1f}"
     )
     return Group(table, budget_lines(result.budgets))
+
+
+def storage_table(result: StorageTable) -> RenderableType:
+    table = _table("lane", "WAL to create", "WAL to deliver", "table", "indexes")
+    for line in result.lines:
+        sizes = (line.wal_to_create, line.wal_to_deliver, line.table, line.indexes)
+        table.add_row(line.lane, *(f"{size:,.0f} B" for size in sizes))
+    return table
 
 
 def create_table(result: CreateTable) -> RenderableType:
