@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from homing.proof.bench.storage import storage
-from homing.testing.components.postgres import PostgresServer
+from homing.testing.components.postgres import Postgres
 
 
 @pytest.mark.slow
-async def test_each_message_has_its_bytes(postgres_server: PostgresServer) -> None:
+async def test_each_message_has_its_bytes(postgres_server: Postgres) -> None:
     table = await storage(1000, lambda _: None, postgres_url=postgres_server.url())
     assert [line.lane for line in table.lines] == ["mail_outbox", "dispatch_jobs"]
     for line in table.lines:
