@@ -61,6 +61,32 @@ async def test_each_verdict_is_told_to_the_broker(broker: MemoryBroker) -> None:
     assert await broker.depth(QUEUE) == 0
 
 
+async def test_a_drain_that_is_called_off_for_a_shorter_one_leaves_nothing_behind(
+    broker: MemoryBroker,
+) -> None:
+    async def handle(_message: Message) -> Verdict:
+        await asyncio.sleep(3600)
+        return Done()
+
+    others = asyncio.all_tasks()
+    await broker.publish(QUEUE, texts("a"))
+    pump = Pump(broker, QUEUE, handle, Telemetry(), wait=0.2)
+    running = asyncio.create_task(pump.run())
+    await until(lambda: _is(pump.in_flight == 1))
+    patient = asyncio.create_task(pump.drain(3600, after=asyncio.sleep(3600)))
+    await running
+    patient.cancel()
+    await asyncio.wait({patient})
+    await pump.drain(0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == others
+    assert await broker.depth(QUEUE) == 1, "given back"
+
+
+async def _is(condition: bool) -> bool:  # noqa: FBT001 - it is what is waited for
+    return condition
+
+
 async def test_as_many_run_at_once_as_are_allowed_and_no_more(broker: MemoryBroker) -> None:
     running = most = done = 0
 

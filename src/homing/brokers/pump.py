@@ -106,8 +106,18 @@ class Pump:
         """
         self.stop()
         keeping = asyncio.create_task(self._keep())
-        if after is not None:
-            await after
+        try:
+            if after is not None:
+                await after
+            await self._end_handlers(grace)
+        finally:
+            # Also when somebody insists, and this drain is called off for a shorter one.
+            keeping.cancel()
+        if self._consumer is not None:
+            consumer, self._consumer = self._consumer, None
+            await consumer.close()
+
+    async def _end_handlers(self, grace: float) -> None:
         if self._handling:
             await asyncio.wait(set(self._handling), timeout=grace)
         for task in list(self._handling):
@@ -115,10 +125,6 @@ class Pump:
         if self._handling:
             await asyncio.wait(set(self._handling))
         await self._settled.drained()
-        keeping.cancel()
-        if self._consumer is not None:
-            consumer, self._consumer = self._consumer, None
-            await consumer.close()
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────────
 
