@@ -83,7 +83,7 @@ async def test_a_drain_that_is_called_off_for_a_shorter_one_leaves_nothing_behin
     assert await broker.depth(QUEUE) == 1, "given back"
 
 
-async def _is(condition: bool) -> bool:  # noqa: FBT001 - it is what is waited for
+async def _is(condition: bool) -> bool:
     return condition
 
 
