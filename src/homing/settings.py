@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from homing.engine.policy import read_schedule
+from homing.engine.policy import read_milliseconds, read_schedule
 from homing.errors import SettingsError
 
 _OURS = "HOMING_"
@@ -30,6 +30,11 @@ CONFIG_VARIABLE = "HOMING_CONFIG"
 
 def _schedule(value: str) -> str:
     read_schedule(value)
+    return value
+
+
+def _milliseconds(value: str) -> str:
+    read_milliseconds(value)
     return value
 
 
@@ -53,7 +58,10 @@ class Settings(BaseModel):
         json_schema_extra={"secret": True},
     )
     notify_database_url: str | None = Field(
-        None, description="For a lane to come: the SQLite file that another program writes to."
+        None,
+        description="Another database for open_events: the SQLite file that another program writes to, or "
+        "postgresql://….",
+        json_schema_extra={"secret": True},
     )
 
     mail_url: Annotated[str, AfterValidator(_comma_list)] = Field(
@@ -126,6 +134,44 @@ class Settings(BaseModel):
         "email.dispatcher",
         pattern=r"^[A-Za-z0-9._-]{1,100}$",
         description="How the queues of emails begin: email.dispatcher.send and email.dispatcher.dlq.",
+    )
+    notify_max_attempts: int = Field(
+        3, ge=1, le=1000, description="Attempts per notification before it is failed."
+    )
+    notify_lock_ttl_seconds: int = Field(
+        120, ge=30, le=3600, description="A notification whose worker died is due again after this time."
+    )
+    notify_retry_schedule_ms: Annotated[str, AfterValidator(_milliseconds)] = Field(
+        "0,2000,7000",
+        description="Milliseconds to wait after the first, the second, … failed attempt; then the last. At "
+        "most the lock's time.",
+    )
+    notify_expire_after_seconds: int = Field(
+        86400, ge=60, le=31536000, description="Nobody is told of a seat that opened longer ago than this."
+    )
+    notify_batch: int = Field(
+        500, ge=1, le=10000, description="Notifications that one process holds claimed at once."
+    )
+    notify_rate_per_second: float = Field(
+        5.0, ge=0.0, le=100000.0, description="Notifications a second and process; 0 is no limit."
+    )
+    notify_rate_burst: int = Field(
+        10, ge=1, le=100000, description="Notifications that may go out at once after a pause."
+    )
+    notify_send_retries_ms: Annotated[str, AfterValidator(_milliseconds)] = Field(
+        "0,2000,7000",
+        description="Milliseconds to wait after the first, the second, … try of a provider within one attempt; "
+        "it is tried as often as there are entries.",
+    )
+    notify_send_jitter: float = Field(
+        0.25, ge=0.0, le=1.0, description="Prolong these waits by up to this share."
+    )
+    notify_locales: Annotated[str, AfterValidator(_comma_list)] = Field(
+        "en-US,zh-CN",
+        description="The locales that notifications are written in; the first is for those who want another.",
+    )
+    notify_template_version: str = Field(
+        "v1", pattern=r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$", description="The version of the open-seat template."
     )
     jobs_broker_url: str | None = Field(
         None,

@@ -86,6 +86,17 @@ def read_schedule(text: str) -> Schedule:
     return Schedule(tuple(waits))
 
 
+def read_milliseconds(text: str) -> Schedule:
+    """From `0,2000,7000`; raises ValueError in words for whoever wrote it."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ValueError(f"{text!r} is no list of milliseconds; write whole numbers, such as 0,2000,7000")
+    waits = tuple(int(part) / 1000 for part in parts)
+    if max(waits) > _LONGEST_WAIT:
+        raise ValueError(f"{text!r}: a wait is at most 30 days")
+    return Schedule(waits)
+
+
 def _read_wait(text: str) -> float:
     match = _WAIT.fullmatch(text)
     if match is None:

@@ -41,9 +41,26 @@ class MailMessage(Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     #: An https link that unsubscribes by POST (RFC 8058).
     unsubscribe_url: str | None = None
-    #: Providers that drop doubles are told this key.
+    #: Where the receiver can change what they get.
+    manage_url: str | None = None
+    #: Providers that drop doubles are told this key. Notifications of one event share it: see `merge_key`.
     dedupe_key: str | None = None
+    trace_id: str | None = None
+    #: For whoever looks at the provider's side, such as `subscriptionId`.
     metadata: Mapping[str, Any] | None = None
+    #: What the texts were made from, for senders that tell their provider.
+    locale: str | None = None
+    template_id: str | None = None
+    template_version: str | None = None
+    variables: Mapping[str, Any] | None = None
+
+    @property
+    def merge_key(self) -> str | None:
+        """What two sends of the same mail have in common, and no two mails to different subscriptions."""
+        subscription = (self.metadata or {}).get("subscriptionId")
+        if self.dedupe_key is None or subscription is None:
+            return self.dedupe_key
+        return f"{self.dedupe_key}:{subscription}"
 
 
 class SendErrorCode(StrEnum):
