@@ -39,7 +39,7 @@ async def run(
     """Serve and work on some lanes until stopped; then finish what has begun within the grace time."""
     lines = list(homing.lines.values())
     async with _serving(homing, api=api) as address, _maintaining(lines):
-        homing.address = address or None
+        homing.ground.address = address or None
         lanes = list(work)
         workers = [worker for lane in lanes for worker in homing.workers(lane)]
         if api or "dispatch_jobs" in lanes:

@@ -178,8 +178,8 @@ def _tell_ready(address: str, settings: Settings, lanes: Sequence[str], *, api: 
 
 def _elsewhere(settings: Settings) -> list[str]:
     """Brokers, and a database that only jobs are in, where they are named."""
-    from homing.app import jobs_broker_url
     from homing.brokers.address import redacted
+    from homing.parts.jobs import jobs_broker_url
 
     found = []
     if settings.jobs_database_url is not None:
@@ -198,7 +198,7 @@ def _place(url: str) -> str:
 
 
 def _reach(settings: Settings) -> str:
-    from homing.app import egress_guard
+    from homing.parts.jobs import egress_guard
 
     everywhere = egress_guard(settings).refusal("127.0.0.1") is None
     return (

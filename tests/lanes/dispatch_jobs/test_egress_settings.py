@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homing.app import egress_guard
+from homing.parts.jobs import egress_guard
 from homing.settings import load_settings
 
 
