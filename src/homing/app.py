@@ -59,18 +59,18 @@ class Homing:
         if settings.jobs_database_url is not None:
             self.jobs_database = connect(settings.jobs_database_url, makes_file=makes_file)
         self.ground = Ground(settings, self.telemetry, self.database)
-        self._mails = Mails(self.ground)
-        self._jobs = Jobs(self.ground, self.jobs_database)
-        self._emails = Emails(self.ground, self._mails.sender)
+        self.mails_part = Mails(self.ground)
+        self.jobs_part = Jobs(self.ground, self.jobs_database)
+        self.emails_part = Emails(self.ground, self.mails_part.sender)
         self._name_parts()
 
     def _name_parts(self) -> None:
         """The names by which the others know what the parts hold."""
-        mails, jobs, emails = self._mails, self._jobs, self._emails
+        mails, jobs, emails = self.mails_part, self.jobs_part, self.emails_part
         self.shelf, self.sender, self.outbox = mails.shelf, mails.sender, mails.outbox
         self.mail, self.dispatching = mails.line, mails.dispatching
         self.jobs, self.jobs_lane, self.webhooks = jobs.store, jobs.lane, jobs.line
-        self.egress, self.webhook_sender, self.jobs_broker = jobs.egress, jobs.sender, jobs.broker
+        self.egress, self.webhook_sender = jobs.egress, jobs.sender
         self.processing, self.router_configs, self.queueing = (
             jobs.processing,
             jobs.router_configs,
@@ -81,19 +81,23 @@ class Homing:
 
     @property
     def credentials(self) -> Credentials:
-        return self._jobs.credentials
+        return self.jobs_part.credentials
 
     @property
     def router(self) -> Router | None:
-        return self._jobs.router
+        return self.jobs_part.router
+
+    @property
+    def jobs_broker(self) -> Broker | None:
+        return self.jobs_part.broker
 
     @property
     def process_tokens(self) -> ProcessTokens:
-        return self._jobs.process_tokens
+        return self.jobs_part.process_tokens
 
     @property
     def process_url(self) -> str:
-        return self._jobs.process_url
+        return self.jobs_part.process_url
 
     def workers(self, lane: str) -> list[Work]:
         """What works on a lane: with a broker, jobs come from its queues and nobody polls for them."""
@@ -156,7 +160,7 @@ class Homing:
 
         routes: list[Any] = [Dashboard]
         dependencies = self._health()
-        for part in (self._mails, self._jobs, self._emails):
+        for part in (self.mails_part, self.jobs_part, self.emails_part):
             part_routes, part_dependencies = part.api()
             routes += part_routes
             dependencies |= part_dependencies
@@ -180,9 +184,9 @@ class Homing:
             await line.backlog.refresh()
 
     async def close(self) -> None:
-        for part in (self._mails, self._jobs, self._emails):
+        for part in (self.mails_part, self.jobs_part, self.emails_part):
             await part.close()
-        await self._jobs.judged()
+        await self.jobs_part.judged()
         await self.database.close()
         if self.jobs_database is not self.database:
             await self.jobs_database.close()

@@ -17,6 +17,7 @@ from homing.errors import (
     NotFound,
     PayloadTooLarge,
     RateLimited,
+    Unreachable,
     WrongMediaType,
 )
 from homing.telemetry import Telemetry
@@ -36,9 +37,12 @@ _CODES = {
     409: "CONFLICT", 413: "PAYLOAD_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE", 429: "RATE_LIMITED",
 }  # fmt: skip
 #: `/internal/dispatch` knows four codes; everything that is wrong with a request is a 400 there.
-_DISPATCH_STATUS = {413: 400, 415: 400}
+_DISPATCH_STATUS = {413: 400, 415: 400, 503: 500}
 _DISPATCH_CODES = {400: "DISPATCH_INVALID_REQUEST", 409: "DISPATCH_CONFLICT", 429: "DISPATCH_RATE_LIMITED"}
 _INTERNAL = "something went wrong here; the log has more"
+_AWAY = "the database cannot be reached; try again in a while"
+#: Seconds after which it makes sense to ask again.
+_AWAY_FOR = 5
 
 
 class ErrorHandler:
@@ -69,6 +73,8 @@ def _judge(error: Exception) -> tuple[int, str]:
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return status, str(error)
+    if isinstance(error, Unreachable):
+        return 503, _AWAY
     if isinstance(error, HTTPException) and error.status_code == 413:
         return 413, "the body is larger than 16 MiB; send it in several requests"
     if isinstance(error, HTTPException) and error.status_code < 500:
@@ -84,4 +90,6 @@ def _details(error: Exception) -> dict[str, Any]:
 def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, RateLimited):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    if isinstance(error, Unreachable):
+        return {"Retry-After": str(_AWAY_FOR)}
     return {str(k): str(v) for k, v in (getattr(error, "headers", None) or {}).items()}

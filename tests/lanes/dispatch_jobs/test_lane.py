@@ -409,7 +409,7 @@ async def test_another_process_sees_changed_credentials_within_five_seconds(
     async with job_bench(database_url) as one, job_bench(database_url) as other:
         now = 1000.0
         vault = Vault.from_setting("A" * 43 + "=")
-        other.homing.credentials = Credentials(other.homing.jobs_database, vault, clock=lambda: now)
+        other.homing.jobs_part.credentials = Credentials(other.homing.jobs_database, vault, clock=lambda: now)
         used = await credentials(one)
         await other.create(sink.url, credentials_id=used)
         await other.run_batch()

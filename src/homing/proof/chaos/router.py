@@ -239,7 +239,8 @@ async def _routing(
         homing = Homing(settings, Telemetry(make_logger("json", logging.INFO, stream)))
         assert homing.jobs_broker is not None, "the settings name one"
         trouble = Troubled(homing.jobs_broker, plan, chance)
-        homing.jobs_broker = trouble
+        # It is first used when the router is made.
+        homing.jobs_part.broker = trouble
         stop = Stop()
         working = asyncio.create_task(
             run(homing, stop, api=False, work=("dispatch_jobs",), ready=lambda _: None)
