@@ -16,6 +16,7 @@ from homing.parts.emails import Emails
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
 from homing.parts.mails import Mails
+from homing.parts.notifications import Notifications
 from homing.settings import Settings
 from homing.telemetry import Telemetry, make_logger
 
@@ -32,10 +33,13 @@ MIGRATED = (
     "homing.lanes.mail_outbox",
     "homing.lanes.dispatch_jobs",
     "homing.lanes.email_log",
+    "homing.lanes.open_events",
 )
 #: What a database of the dispatch jobs' own needs.
 JOBS_MIGRATED = ("homing.lanes.dispatch_jobs",)
-LANES = ("mail_outbox", "dispatch_jobs", "email_log")
+#: What the database of another program gets, for its notifications.
+NOTIFY_MIGRATED = ("homing.lanes.open_events",)
+LANES = ("mail_outbox", "dispatch_jobs", "email_log", "open_events")
 #: A lane of two stages may be worked on by stage, each in processes of its own.
 STAGES = {"email_log": ("email_log:schedule", "email_log:send")}
 
@@ -58,10 +62,17 @@ class Homing:
         self.jobs_database = self.database
         if settings.jobs_database_url is not None:
             self.jobs_database = connect(settings.jobs_database_url, makes_file=makes_file)
+        #: Where notifications and subscriptions are: the file of another program, where one is named.
+        self.notify_database = self.database
+        if settings.notify_database_url is not None:
+            self.notify_database = connect(settings.notify_database_url, makes_file=makes_file)
         self.ground = Ground(settings, self.telemetry, self.database)
         self.mails_part = Mails(self.ground)
         self.jobs_part = Jobs(self.ground, self.jobs_database)
         self.emails_part = Emails(self.ground, self.mails_part.sender)
+        self.notifications_part = Notifications(
+            self.ground, self.notify_database, self.mails_part.sender, self.mails_part.orders
+        )
         self._name_parts()
 
     def _name_parts(self) -> None:
@@ -78,6 +89,8 @@ class Homing:
         )
         self.emails, self.email_orders, self.email_queues = emails.log, emails.orders, emails.queues
         self.email_broker, self.email_schedule, self.email_send = emails.broker, emails.schedule, emails.send
+
+        self.notifications, self.notify = self.notifications_part.rows, self.notifications_part.line
 
     @property
     def credentials(self) -> Credentials:
@@ -122,7 +135,7 @@ class Homing:
 
     @property
     def lines(self) -> dict[str, Line]:
-        lines = (self.mail, self.webhooks, self.queueing, self.email_schedule, self.email_send)
+        lines = (self.mail, self.webhooks, self.queueing, self.email_schedule, self.email_send, self.notify)
         return {line.lane.name: line for line in lines if line is not None}
 
     @property
@@ -135,6 +148,9 @@ class Homing:
         schemas = [(self.database, self.migrations)]
         if self.jobs_database is not self.database:
             schemas.append((self.jobs_database, load_migrations(JOBS_MIGRATED, self.jobs_database.dialect)))
+        if self.notify_database is not self.database:
+            wanted = load_migrations(NOTIFY_MIGRATED, self.notify_database.dialect)
+            schemas.append((self.notify_database, wanted))
         return schemas
 
     async def migrate(self) -> list[Migration]:
@@ -160,7 +176,7 @@ class Homing:
 
         routes: list[Any] = [Dashboard]
         dependencies = self._health()
-        for part in (self.mails_part, self.jobs_part, self.emails_part):
+        for part in (self.mails_part, self.jobs_part, self.emails_part, self.notifications_part):
             part_routes, part_dependencies = part.api()
             routes += part_routes
             dependencies |= part_dependencies
@@ -188,8 +204,9 @@ class Homing:
             await part.close()
         await self.jobs_part.judged()
         await self.database.close()
-        if self.jobs_database is not self.database:
-            await self.jobs_database.close()
+        for other in (self.jobs_database, self.notify_database):
+            if other is not self.database:
+                await other.close()
 
 
 class Work(Protocol):

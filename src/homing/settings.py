@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -35,6 +36,14 @@ def _schedule(value: str) -> str:
 
 def _milliseconds(value: str) -> str:
     read_milliseconds(value)
+    return value
+
+
+def _time_zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ValueError, OSError):
+        raise ValueError(f"there is no time zone {value!r}; write one such as America/New_York") from None
     return value
 
 
@@ -160,8 +169,8 @@ class Settings(BaseModel):
     )
     notify_send_retries_ms: Annotated[str, AfterValidator(_milliseconds)] = Field(
         "0,2000,7000",
-        description="Milliseconds to wait after the first, the second, … try of a provider within one attempt; "
-        "it is tried as often as there are entries.",
+        description="Milliseconds to wait after the first, the second, … try of a provider within one "
+        "attempt; it is tried as often as there are entries.",
     )
     notify_send_jitter: float = Field(
         0.25, ge=0.0, le=1.0, description="Prolong these waits by up to this share."
@@ -169,6 +178,9 @@ class Settings(BaseModel):
     notify_locales: Annotated[str, AfterValidator(_comma_list)] = Field(
         "en-US,zh-CN",
         description="The locales that notifications are written in; the first is for those who want another.",
+    )
+    notify_time_zone: Annotated[str, AfterValidator(_time_zone)] = Field(
+        "UTC", description="The time zone of delivery windows that name none, such as America/New_York."
     )
     notify_template_version: str = Field(
         "v1", pattern=r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$", description="The version of the open-seat template."

@@ -82,7 +82,7 @@ def test_acting_on_what_cannot_be_acted_on_changes_nothing(homing: Homing, tmp_p
         assert result.returncode == 1, arguments
         assert words in result.stderr
     wrong_calls: list[tuple[tuple[str, ...], str]] = [
-        (("requeue",), "name the mails"),
+        (("requeue",), "name the messages"),
         (("requeue", "--all", "sent"), "cannot be used"),
         (("list", "--status", "odd"), "there is no state"),
     ]

@@ -66,7 +66,7 @@ async def test_a_broker_that_is_stopped_killed_and_loses_its_queue_costs_no_emai
 ) -> None:
     plan = EmailPlan(
         emails=500, schedulers=2, senders=2, stops=1, outage=1.0, broker_kills=1, deletions=1, pause=1.0,
-        lease=3.0, seed=1,
+        lease=30.0, healing_limit=60.0, seed=1,
     )  # fmt: skip
     verdict = (await run_emails(plan, postgres_url, broker, tmp_path)).verdict
     assert_kept(verdict)
@@ -310,6 +310,22 @@ def test_a_repeat_without_a_loss_is_seen() -> None:
     assert broken(evidence) == {name}
     assert broken(replace(evidence, faults=(STOP,))) == {name}, "a broker that is stopped loses nothing"
     assert broken(replace(evidence, faults=(replace(DELETION, begun=60.0, back=60.1),))) == {name}, "too late"
+
+
+def test_a_repeat_by_the_sweep_is_allowed_if_both_messages_were_read() -> None:
+    """So slow is a broker that was stopped, or a busy machine; what nobody has read was lost."""
+    again = replace(PUBLISHED[0], at=50.0)
+    late = replace(said(published=(*PUBLISHED, again), dropped=(1,)), sweep=40.0)
+    name = "published twice in a window without a loss"
+    assert not broken(late)
+    assert broken(replace(late, sweep=60.0)) == {name}, "too early for the sweep"
+    assert broken(replace(late, testimony=replace(late.testimony, dropped=()))) == {name}, "one is gone"
+
+
+def test_a_repeat_of_what_was_cut_short_is_allowed() -> None:
+    published = (*PUBLISHED, replace(PUBLISHED[0], at=12.0))
+    assert not broken(said(published=published, lost=((1, 0),))), "by a sender"
+    assert not broken(said(published=published, overtaken=(1,))), "by a publisher"
 
 
 def test_a_repeat_after_a_loss_is_allowed_if_it_was_dropped() -> None:

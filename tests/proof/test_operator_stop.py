@@ -20,9 +20,10 @@ from homing.settings import load_settings
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 40.0
-#: What a process may need beside the grace time on a busy machine: closing pools, ending the interpreter.
-SLACK = 6.0
+PATIENCE = 100.0
+#: What a process may need beside the grace time on a busy machine: closing pools, ending the interpreter. Far
+#: less than the minute that a stuck relay takes.
+SLACK = 25.0
 
 
 class Site:
@@ -117,7 +118,7 @@ async def test_stop_in_the_middle_of_work_and_upgrade(
 
 async def test_rolling_restarts_double_nothing(postgres_url: str, tmp_path: Path) -> None:
     settings = {"homing_mail_connections": 4, "homing_mail_batch": 100}
-    async with site(postgres_url, tmp_path, mails=2000, delay=0.04, **settings) as here:
+    async with site(postgres_url, tmp_path, mails=1200, delay=0.04, **settings) as here:
         current = here.start("work")
         await current.until_ready()
         for _ in range(5):
@@ -126,11 +127,11 @@ async def test_rolling_restarts_double_nothing(postgres_url: str, tmp_path: Path
             taken = len(here.sink.addresses())
             assert await current.end() == 0
             current = replacement
-            await here.until_taken(min(2000, taken + 50))
+            await here.until_taken(min(1200, taken + 50))
         await here.until_all_ended()
         assert await current.end() == 0
-        assert await here.states() == {("sent", 0): 2000}
-        assert sum(here.copies().values()) == 2000
+        assert await here.states() == {("sent", 0): 1200}
+        assert sum(here.copies().values()) == 1200
 
 
 @pytest.mark.parametrize("arguments", [("work",), ("work", "--once"), ("up",)], ids=" ".join)
@@ -216,7 +217,7 @@ async def test_several_processes_stop_together(whole_group: bool, postgres_url: 
             os.killpg(parent.pid, signal.SIGINT)
         else:
             parent.send(signal.SIGTERM)
-        assert await parent.exited(20) == 0
+        assert await parent.exited() == 0
         assert not any(exists(pid_of(owner)) for owner in owners)
         states = await here.states()
         assert set(states) == {("sent", 0), ("queued", 0)}

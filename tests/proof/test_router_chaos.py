@@ -17,7 +17,7 @@ async def test_doubled_and_expiring_messages_break_neither_order_nor_anything_el
     request: pytest.FixtureRequest, database: str, sqs_url: str, tmp_path: Path
 ) -> None:
     url = request.getfixturevalue(f"{database}_url")
-    plan = RouterPlan(jobs=400, groups=20, seed=4, duplicates=0.1, expiries=0.1, visibility=3.0)
+    plan = RouterPlan(jobs=240, groups=20, seed=4, duplicates=0.1, expiries=0.1, visibility=3.0, fail=0.05)
     verdict = (await run_router(plan, url, tmp_path, sqs_url=sqs_url)).verdict
     broken = [check for check in verdict.checks if not check.passed]
     assert not broken, f"{broken}\n{verdict.figures}"

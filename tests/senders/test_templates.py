@@ -91,11 +91,11 @@ def test_the_best_language_is_found(write: Write, asked: str | None, found: str)
     assert result.subject == f"{found}: Ann"
 
 
-def test_without_any_fitting_language_there_is_no_mail(write: Write) -> None:
+def test_without_any_fitting_language_there_is_no_mail(write: Write, folder: Path) -> None:
     templates = write(seat("de"))
     message = problem(templates.render("open-seat", {}, "fr"), SendErrorCode.TEMPLATE_MISSING_LOCALE)
     assert "open-seat" in message
-    german = Templates(templates._folder, default_locale="de").render("open-seat", {"name": 1}, "fr")
+    german = Templates(folder, default_locale="de").render("open-seat", {"name": 1}, "fr")
     assert rendered(german).locale == "de"
 
 
@@ -263,6 +263,115 @@ def test_any_value_is_escaped(tmp_path_factory: pytest.TempPathFactory, value: A
     assert html is not None
     inner = html.removeprefix("<b>").removesuffix("</b>")
     assert not set(inner) & set("<>\"'")
+
+
+# ── Several folders ──────────────────────────────────────────────────────────────────────────────
+
+
+def put(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+def test_one_file_in_the_first_folder_replaces_just_that_one(tmp_path: Path) -> None:
+    packaged = put(
+        tmp_path / "packaged", {**seat(folder="open-seat/v1"), "open-seat/v1/en.html": "<i>{{ name }}</i>"}
+    )
+    own = put(tmp_path / "own", {"open-seat/v1/en.subject.txt": "Ours: {{ name }}"})
+    found = rendered(Templates(own, packaged).render("open-seat", {"name": "Ann"}, "en", "v1"))
+    assert found == Rendered("Ours: Ann", "Hello Ann", "<i>Ann</i>", "en")
+
+
+def test_an_exact_language_of_a_later_folder_comes_before_a_vaguer_one(tmp_path: Path) -> None:
+    packaged = put(tmp_path / "packaged", seat("de-AT"))
+    own = put(tmp_path / "own", {**seat("de"), **seat("en")})
+    both = Templates(own, packaged)
+    assert rendered(both.render("open-seat", {"name": "x"}, "de-AT")).locale == "de-AT"
+    assert rendered(both.render("open-seat", {"name": "x"}, "de-CH")).locale == "de"
+
+
+def test_a_folder_may_be_missing(tmp_path: Path) -> None:
+    templates = Templates(tmp_path / "nowhere", put(tmp_path / "packaged", seat()))
+    assert rendered(templates.render("open-seat", {"name": "x"}, "en")).text == "Hello x"
+    assert "field" in problem(
+        Templates(tmp_path / "nowhere", put(tmp_path / "more", seat(text="{{ name.first }}"))).render(
+            "open-seat", {"name": {}}, "en"
+        ),
+        SendErrorCode.TEMPLATE_VARIABLE_MISSING,
+    )
+
+
+# ── Versions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_version_files_outside_of_versions_come_before_the_first(write: Write) -> None:
+    templates = write({**seat(text="one", folder="open-seat/v1"), **seat(text="two", folder="open-seat/v2")})
+    assert rendered(templates.render("open-seat", {"name": ""}, "en")).text == "one"
+    write(seat(text="outside"))
+    assert rendered(templates.render("open-seat", {"name": ""}, "en")).text == "outside"
+    assert rendered(templates.render("open-seat", {"name": ""}, "en", "v1")).text == "one"
+
+
+def test_a_version_that_is_absent_is_not_replaced_by_another(write: Write) -> None:
+    templates = write({**seat(), **seat(folder="open-seat/v1"), **seat("de", folder="open-seat/v2")})
+    wrong = problem(templates.render("open-seat", {"name": ""}, "en", "v9"), SendErrorCode.VALIDATION_ERROR)
+    assert "open-seat/v9" in wrong
+    problem(templates.render("open-seat", {"name": ""}, "en", "v2"), SendErrorCode.TEMPLATE_MISSING_LOCALE)
+
+
+def test_what_is_missing_is_said_before_the_first_mail(write: Write) -> None:
+    templates = write({**seat("en", folder="seat/v1"), **seat("de", text="{% if %}", folder="seat/v1")})
+    assert templates.missing("seat", "en", "v1") == []
+    assert templates.missing("seat", "en") == []
+    assert "line 1" in templates.missing("seat", "de", "v1")[0]
+    assert "only en" in templates.missing("seat", "fr", "v1")[0]
+    assert "seat/v2" in templates.missing("seat", "en", "v2")[0]
+    assert "absent" in templates.missing("absent", "en")[0]
+    assert templates.missing("seat", "../en", "v1")
+
+
+# ── Looking at the files now and then ────────────────────────────────────────────────────────────
+
+
+def test_between_two_looks_the_files_are_left_alone(folder: Path) -> None:
+    now = 100.0
+    templates = Templates(put(folder, seat()), recheck_seconds=1.0, clock=lambda: now)
+    assert rendered(templates.render("open-seat", {"name": "x"}, "en")).text == "Hello x"
+    (folder / "open-seat/en.txt").write_text("after {{ name }}!", encoding="utf-8")
+    os.utime(folder / "open-seat/en.txt", (1, 1))
+    now = 100.9
+    assert rendered(templates.render("open-seat", {"name": "y"}, "en")).text == "Hello y"
+    now = 101.0
+    assert rendered(templates.render("open-seat", {"name": "z"}, "en")).text == "after z!"
+
+
+def test_a_problem_is_not_kept_until_the_next_look(folder: Path) -> None:
+    templates = Templates(folder, recheck_seconds=3600.0)
+    problem(templates.render("open-seat", {"name": "x"}, "en"), SendErrorCode.VALIDATION_ERROR)
+    put(folder, seat())
+    assert rendered(templates.render("open-seat", {"name": "x"}, "en")).text == "Hello x"
+
+
+def test_locales_from_outside_do_not_fill_the_memory(folder: Path) -> None:
+    templates = Templates(put(folder, seat()), recheck_seconds=3600.0)
+    for number in range(1500):
+        rendered(templates.render("open-seat", {"name": "x"}, f"en-{number}"))
+    assert len(templates._known) <= 512
+
+
+def test_a_template_changes_nothing_for_the_next_part_or_mail(write: Write) -> None:
+    templates = write(
+        {
+            "note/en.subject.txt": "{% set name = 'other' %}{% set range = 1 %}{{ name }}",
+            "note/en.txt": "{{ name }} {{ range(2) | list }}",
+            "note/en.html": "{% macro m(x) %}[{{ x }}{{ name }}]{% endmacro %}{{ m(1) }}",
+        }
+    )
+    for _ in range(2):
+        found = rendered(templates.render("note", {"name": "<Ann>"}, "en"))
+        assert found == Rendered("other", "<Ann> [0, 1]", "[1&lt;Ann&gt;]", "en")
 
 
 # ── Text from html ───────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from homing.cli.jobs import Verb
+from homing.cli.jobs import JobFlags, Verb
 from homing.cli.mails import verdicts_table
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
@@ -19,7 +19,7 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.settings import Settings
 
 if TYPE_CHECKING:
-    from homing.lanes.email_log.log import EmailLog
+    from homing.app import Homing
     from homing.lanes.email_log.view import EmailSummary, EmailView
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -32,7 +32,9 @@ _BULK = 1000
 # ── list ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_list(settings: Settings, status: str | None, *, limit: int, before: str | None, json: bool) -> None:
+def print_list(
+    settings: Settings, status: str | None, _flags: JobFlags, *, limit: int, before: str | None, json: bool
+) -> None:
     emails = run_async(_list(settings, status, limit, before))
     if json:
         print_json(emails)
@@ -79,7 +81,7 @@ def _listing(emails: Sequence[EmailSummary]) -> Table:
 # ── show ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_email(settings: Settings, id: str, *, json: bool) -> None:
+def print_one(settings: Settings, id: str, *, json: bool) -> None:
     email = run_async(_look(settings, id))
     if json:
         print_json(email)
@@ -105,12 +107,18 @@ async def _look(settings: Settings, id: str) -> EmailView:
 # ── requeue ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def check(emails: EmailLog, verb: Verb, numbers: Sequence[int]) -> None:
+def number(id: str) -> int:
+    from homing.lanes.email_log.view import email_number
+
+    return email_number(id)
+
+
+async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
     """Raise unless the verb suits all of them, before anything is changed."""
     if numbers and verb == "cancel":
         raise InvalidRequest("an email cannot be cancelled: its message is on its way; nothing was changed")
     for number in numbers:
-        row = await emails.get(number)
+        row = await homing.emails.get(number)
         if row is None:
             raise NotFound(f"there is no email email_{number}; nothing was changed")
         if row["status"] not in FROM_STATES[verb]:
@@ -120,13 +128,19 @@ async def check(emails: EmailLog, verb: Verb, numbers: Sequence[int]) -> None:
             )
 
 
-def act_on_all(verb: Verb, settings: Settings, state: str, *, dry_run: bool, yes: bool, json: bool) -> None:
+async def act_on_ids(homing: Homing, _verb: Verb, numbers: Sequence[int]) -> int:
+    return len(await homing.emails.requeue(numbers))
+
+
+def act_on_all(
+    verb: Verb, settings: Settings, state: str, _flags: JobFlags, *, dry_run: bool, yes: bool, json: bool
+) -> None:
     if verb == "cancel" or state != "Dead":
         raise InvalidRequest(f"emails that are {state} cannot be used with {verb}: only requeue, with Dead")
     total = run_async(_count(settings))
     if not (dry_run or yes):
         typer.confirm(
-            f"{verb} {emails_in_words(total)} that {'is' if total == 1 else 'are'} Dead?",
+            f"{verb} {in_words(total)} that {'is' if total == 1 else 'are'} Dead?",
             abort=True,
             err=True,
         )
@@ -134,10 +148,10 @@ def act_on_all(verb: Verb, settings: Settings, state: str, *, dry_run: bool, yes
     if json:
         print_json({"dryRun": dry_run, verb: done})
     else:
-        print_table(f"{verb}: {emails_in_words(done)}{' would be changed' if dry_run else ''}")
+        print_table(f"{verb}: {in_words(done)}{' would be changed' if dry_run else ''}")
 
 
-def emails_in_words(count: int) -> str:
+def in_words(count: int) -> str:
     return f"{count:,} {'email' if count == 1 else 'emails'}"
 
 

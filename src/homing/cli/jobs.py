@@ -19,6 +19,7 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.settings import Settings
 
 if TYPE_CHECKING:
+    from homing.app import Homing
     from homing.lanes.dispatch_jobs.bulk import BulkReply
     from homing.lanes.dispatch_jobs.filters import Filter
     from homing.lanes.dispatch_jobs.jobs import DispatchJobs
@@ -121,7 +122,8 @@ def since(text: str, now: datetime) -> datetime:
 def print_list(
     settings: Settings, status: str | None, flags: JobFlags, *, limit: int, before: str | None, json: bool
 ) -> None:
-    rows = run_async(_list(settings, filter_of(flags, status, datetime.now(UTC)), limit, before))
+    named = status.upper() if status else None
+    rows = run_async(_list(settings, filter_of(flags, named, datetime.now(UTC)), limit, before))
     if json:
         print_json(rows)
         return
@@ -184,7 +186,7 @@ def _listing(rows: Sequence[JobSummary]) -> Table:
 # ── show ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_job(settings: Settings, id: str, *, json: bool) -> None:
+def print_one(settings: Settings, id: str, *, json: bool) -> None:
     job, attempts = run_async(_look(settings, id))
     if json:
         print_json({**msgspec.to_builtins(job), "attempts": attempts})
@@ -211,11 +213,11 @@ async def _look(settings: Settings, id: str) -> tuple[JobView, list[Attempt]]:
 def _fields(job: JobView) -> dict[str, object]:
     values: dict[str, object] = msgspec.to_builtins(job)
     del values["waitingFor"], values["payload"]
-    waiting = in_words(job.waiting_for) if job.waiting_for else None
+    waiting = _waiting_in_words(job.waiting_for) if job.waiting_for else None
     return {**values, "waits for": waiting, "payload": _shortened(job.payload)}
 
 
-def in_words(waiting: Waiting) -> str:
+def _waiting_in_words(waiting: Waiting) -> str:
     until = f", until {waiting.until}" if waiting.until else ""
     return f"{waiting.reason}{until}: {waiting.message}"
 
@@ -285,12 +287,18 @@ def targets_table(targets: Sequence[TargetView]) -> Table:
 # ── act ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def check(jobs: DispatchJobs, verb: Verb, numbers: Sequence[int]) -> None:
+def number(id: str) -> int:
+    from homing.lanes.dispatch_jobs.view import job_number
+
+    return job_number(id)
+
+
+async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
     """Raise unless the verb suits all of them, before anything is changed."""
     from homing.lanes.dispatch_jobs.tsid import text_of
 
     for number in numbers:
-        row = await jobs.get(number)
+        row = await homing.jobs.get(number)
         if row is None:
             raise NotFound(f"there is no job {text_of(number)}; nothing was changed")
         if row["status"] not in FROM_STATES[verb]:
@@ -300,7 +308,8 @@ async def check(jobs: DispatchJobs, verb: Verb, numbers: Sequence[int]) -> None:
             )
 
 
-async def act_on_ids(jobs: DispatchJobs, verb: Verb, numbers: Sequence[int]) -> int:
+async def act_on_ids(homing: Homing, verb: Verb, numbers: Sequence[int]) -> int:
+    jobs = homing.jobs
     act = jobs.requeue if verb == "requeue" else jobs.cancel
     return len(await act(numbers))
 
@@ -319,7 +328,7 @@ def act_on_all(
     if json:
         print_json({"dryRun": dry_run, verb: number, "more": done.more})
         return
-    print_table(f"{verb}: {jobs_in_words(number)}{' would be changed' if dry_run else ''}")
+    print_table(f"{verb}: {in_words(number)}{' would be changed' if dry_run else ''}")
     if done.more:
         _err.print("there are more: run it again")
 
@@ -351,8 +360,8 @@ async def _bulk(verb: Verb, settings: Settings, filter: Filter, *, dry_run: bool
 
 
 def _matched(count: BulkReply) -> str:
-    return f"{'more than ' if count.more else ''}{jobs_in_words(count.matched)}"
+    return f"{'more than ' if count.more else ''}{in_words(count.matched)}"
 
 
-def jobs_in_words(count: int) -> str:
+def in_words(count: int) -> str:
     return f"{count:,} {'job' if count == 1 else 'jobs'}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from homing.cli.jobs import Verb
+from homing.cli.jobs import JobFlags, Verb
 from homing.cli.options import (
     Config,
     DatabaseUrl,
@@ -26,7 +26,7 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.settings import Settings
 
 if TYPE_CHECKING:
-    from homing.lanes.mail_outbox.outbox import MailOutbox
+    from homing.app import Homing
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -44,7 +44,9 @@ def add_to(app: typer.Typer) -> None:
 # ── list ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_list(settings: Settings, status: str | None, *, limit: int, before: str | None, json: bool) -> None:
+def print_list(
+    settings: Settings, status: str | None, _flags: JobFlags, *, limit: int, before: str | None, json: bool
+) -> None:
     rows = run_async(_list(settings, status, limit, before))
     if json:
         print_json(rows)
@@ -92,7 +94,7 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Table:
 # ── show ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_mail(settings: Settings, id: str, *, json: bool) -> None:
+def print_one(settings: Settings, id: str, *, json: bool) -> None:
     mail = run_async(_look(settings, id))
     if json:
         print_json(mail)
@@ -137,10 +139,16 @@ def _verdict(address: str, said: Any) -> tuple[str, ...]:
 # ── act ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def check(outbox: MailOutbox, verb: Verb, numbers: Sequence[int]) -> None:
+def number(id: str) -> int:
+    from homing.lanes.mail_outbox.view import row_number
+
+    return row_number(id)
+
+
+async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
     """Raise unless the verb suits all of them, before anything is changed."""
     for number in numbers:
-        row = await outbox.get(number)
+        row = await homing.outbox.get(number)
         if row is None:
             raise NotFound(f"there is no mail outbox_{number}; nothing was changed")
         if row["status"] not in FROM_STATES[verb]:
@@ -150,12 +158,15 @@ async def check(outbox: MailOutbox, verb: Verb, numbers: Sequence[int]) -> None:
             )
 
 
-async def act_on_ids(outbox: MailOutbox, verb: Verb, numbers: Sequence[int]) -> int:
+async def act_on_ids(homing: Homing, verb: Verb, numbers: Sequence[int]) -> int:
+    outbox = homing.outbox
     act = outbox.requeue if verb == "requeue" else outbox.cancel
     return len(await act(numbers))
 
 
-def act_on_all(verb: Verb, settings: Settings, state: str, *, dry_run: bool, yes: bool, json: bool) -> None:
+def act_on_all(
+    verb: Verb, settings: Settings, state: str, _flags: JobFlags, *, dry_run: bool, yes: bool, json: bool
+) -> None:
     if state not in FROM_STATES[verb]:
         raise InvalidRequest(
             f"mails that are {state} cannot be used with {verb}: only {', '.join(FROM_STATES[verb])}; "
@@ -165,7 +176,7 @@ def act_on_all(verb: Verb, settings: Settings, state: str, *, dry_run: bool, yes
         # Asked outside of the event loop, which would keep Ctrl-C from a question.
         total = run_async(_count(settings, state))
         typer.confirm(
-            f"{verb} {mails_in_words(total)} that {'is' if total == 1 else 'are'} {state}?",
+            f"{verb} {in_words(total)} that {'is' if total == 1 else 'are'} {state}?",
             abort=True,
             err=True,
         )
@@ -173,10 +184,10 @@ def act_on_all(verb: Verb, settings: Settings, state: str, *, dry_run: bool, yes
     if json:
         print_json({"dryRun": dry_run, verb: done})
     else:
-        print_table(f"{verb}: {mails_in_words(done)}{' would be changed' if dry_run else ''}")
+        print_table(f"{verb}: {in_words(done)}{' would be changed' if dry_run else ''}")
 
 
-def mails_in_words(count: int) -> str:
+def in_words(count: int) -> str:
     return f"{count:,} {'mail' if count == 1 else 'mails'}"
 
 
@@ -196,7 +207,7 @@ async def _act_on_state(verb: Verb, settings: Settings, state: str) -> int:
         with Progress(console=_err, transient=True) as progress:
             task = progress.add_task(verb, total=(await outbox.counts())[state])
             while ids := await outbox.ids_by_status(state, _BULK, after):
-                done += await act_on_ids(outbox, verb, ids)
+                done += await act_on_ids(homing, verb, ids)
                 after = 0 if state == "queued" else ids[-1]
                 progress.update(task, completed=done)
     return done

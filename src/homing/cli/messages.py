@@ -1,18 +1,18 @@
 """status · list · show · requeue · cancel: looking at messages of all lanes and acting on them.
 
 An id says by its form what it is: `outbox_123`, or just a number, is a mail; `email_123` an email that goes
-through a queue; 13 characters are a job.
+through a queue; `notification_123` a notification of an open seat; 13 characters are a job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
 import typer
 
-from homing.cli import emails, jobs, mails
+from homing.cli import emails, jobs, mails, notifications
 from homing.cli.jobs import (
     ErrorClass,
     ExternalId,
@@ -30,18 +30,59 @@ from homing.errors import InvalidRequest, NotFound
 from homing.settings import Settings
 
 if TYPE_CHECKING:
+    from homing.app import Homing
     from homing.db.backlog import Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
 
-LaneName = Literal["mail_outbox", "dispatch_jobs", "email_log"]
+LaneName = Literal["mail_outbox", "dispatch_jobs", "email_log", "open_events"]
+
+
+class Messages(Protocol):
+    """What each lane's module can do with its messages."""
+
+    FROM_STATES: Mapping[Verb, tuple[str, ...]]
+
+    def print_list(
+        self, settings: Settings, status: str | None, flags: JobFlags, /, *, limit: int, before: str | None,
+        json: bool,
+    ) -> None: ...  # fmt: skip
+
+    def print_one(self, settings: Settings, id: str, *, json: bool) -> None: ...
+
+    def number(self, id: str) -> int: ...
+
+    async def check(self, homing: Homing, verb: Verb, numbers: Sequence[int]) -> None: ...
+
+    async def act_on_ids(self, homing: Homing, verb: Verb, numbers: Sequence[int], /) -> int: ...
+
+    def act_on_all(
+        self, verb: Verb, settings: Settings, state: str, flags: JobFlags, /, *, dry_run: bool, yes: bool,
+        json: bool,
+    ) -> None: ...  # fmt: skip
+
+    def in_words(self, count: int) -> str: ...
+
+
+_MESSAGES: Mapping[LaneName, Messages] = {
+    "mail_outbox": mails,
+    "email_log": emails,
+    "open_events": notifications,
+    "dispatch_jobs": jobs,
+}
 
 MessageId = Annotated[
     str,
-    typer.Argument(help="A mail (outbox_123, or just 123), an email (email_123) or a job (0ARYZVZXW372S)."),
+    typer.Argument(
+        help="A mail (outbox_123, or just 123), an email (email_123), a notification (notification_123) or a "
+        "job (0ARYZVZXW372S)."
+    ),
 ]
 MessageIds = Annotated[
     list[str] | None,
-    typer.Argument(help="Mails (outbox_123, or just 123), emails (email_123) and jobs (0ARYZVZXW372S)."),
+    typer.Argument(
+        help="Mails (outbox_123, or just 123), emails (email_123), notifications (notification_123) and jobs "
+        "(0ARYZVZXW372S)."
+    ),
 ]
 Lane = Annotated[
     LaneName | None, typer.Option("--lane", help="Which messages; else the other flags tell, or mails.")
@@ -90,6 +131,7 @@ async def _status(settings: Settings) -> _Status:
             "mail_outbox": homing.outbox,
             "dispatch_jobs": homing.jobs,
             "email_log": homing.emails,
+            "open_events": homing.notifications,
         }
         lanes = {name: Snapshot(await own.counts(), await own.oldest_due()) for name, own in rows.items()}
         return _Status(lanes, await held_back(homing.jobs))
@@ -126,31 +168,18 @@ def list_messages(
     database_url: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Mails, emails or jobs, newest first."""
+    """Mails, emails, notifications or jobs, newest first."""
     flags = _flags(source, type, group, external_id, error_class, metadata, since)
     chosen = _lane(lane, _lane_of_state(status), flags, before)
+    _require_state(lane, chosen, status)
     settings = settings_from(config, database_url=database_url)
-    if chosen == "dispatch_jobs":
-        named = status.upper() if status else None
-        jobs.print_list(settings, named, flags, limit=limit, before=before, json=json)
-    elif chosen == "email_log":
-        _require_email_state(status)
-        emails.print_list(settings, status, limit=limit, before=before, json=json)
-    else:
-        _require_mail_state(status)
-        mails.print_list(settings, status, limit=limit, before=before, json=json)
+    _MESSAGES[chosen].print_list(settings, status, flags, limit=limit, before=before, json=json)
 
 
 def show(id: MessageId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
     """Everything about one mail, with its verdicts, or one job, with its attempts and what it waits for."""
     settings = settings_from(config, database_url=database_url)
-    match _lane_of_id(id):
-        case "dispatch_jobs":
-            jobs.print_job(settings, id, json=json)
-        case "email_log":
-            emails.print_email(settings, id, json=json)
-        case _:
-            mails.print_mail(settings, id, json=json)
+    _MESSAGES[_lane_of_id(id)].print_one(settings, id, json=json)
 
 
 def _flags(
@@ -239,56 +268,53 @@ def _act(
     json: bool,
 ) -> None:
     if bool(ids) == bool(state) or (ids and flags.given):
-        states = [*mails.FROM_STATES[verb], *emails.FROM_STATES[verb], *jobs.FROM_STATES[verb]]
-        raise InvalidRequest(f"name the mails or jobs to {verb}, or --all with one of {', '.join(states)}")
+        states = dict.fromkeys(state for lane in _MESSAGES.values() for state in lane.FROM_STATES[verb])
+        raise InvalidRequest(f"name the messages to {verb}, or --all with one of {', '.join(states)}")
     if state is None:
         _act_on_ids(verb, settings, ids or [], dry_run=dry_run, json=json)
         return
-    chosen = _lane(lane, _lane_of_state(state), flags, None)
-    if chosen == "dispatch_jobs":
-        jobs.act_on_all(verb, settings, state, flags, dry_run=dry_run, yes=yes, json=json)
-    elif chosen == "email_log":
-        emails.act_on_all(verb, settings, state, dry_run=dry_run, yes=yes, json=json)
-    else:
-        mails.act_on_all(verb, settings, state, dry_run=dry_run, yes=yes, json=json)
+    chosen = _MESSAGES[_lane(lane, _lane_of_state(state), flags, None)]
+    chosen.act_on_all(verb, settings, state, flags, dry_run=dry_run, yes=yes, json=json)
 
 
 def _act_on_ids(verb: Verb, settings: Settings, ids: Sequence[str], *, dry_run: bool, json: bool) -> None:
-    some_mails, some_emails, some_jobs = run_async(_act_on_each(verb, settings, ids, dry_run=dry_run))
+    done = run_async(_act_on_each(verb, settings, ids, dry_run=dry_run))
     if json:
-        print_json({"dryRun": dry_run, verb: some_mails + some_emails + some_jobs})
+        print_json({"dryRun": dry_run, verb: sum(done.values())})
         return
-    told = [mails.mails_in_words(some_mails)] if some_mails else []
-    told += [emails.emails_in_words(some_emails)] if some_emails else []
-    told += [jobs.jobs_in_words(some_jobs)] if some_jobs else []
+    told = [_MESSAGES[lane].in_words(count) for lane, count in done.items()]
     print_table(f"{verb}: {' and '.join(told) or 'nothing'}{' would be changed' if dry_run else ''}")
 
 
 async def _act_on_each(
     verb: Verb, settings: Settings, ids: Sequence[str], *, dry_run: bool
-) -> tuple[int, int, int]:
+) -> dict[LaneName, int]:
     from homing.app import opened
-    from homing.lanes.dispatch_jobs.view import job_number
-    from homing.lanes.email_log.view import email_number
-    from homing.lanes.mail_outbox.view import row_number
 
-    some_jobs = list(dict.fromkeys(job_number(id) for id in ids if _lane_of_id(id) == "dispatch_jobs"))
-    some_mails = list(dict.fromkeys(row_number(id) for id in ids if _lane_of_id(id) == "mail_outbox"))
-    some_emails = list(dict.fromkeys(email_number(id) for id in ids if _lane_of_id(id) == "email_log"))
+    numbers: dict[LaneName, list[int]] = {}
+    for id in dict.fromkeys(ids):
+        lane = _lane_of_id(id)
+        numbers.setdefault(lane, []).append(_MESSAGES[lane].number(id))
     async with opened(settings) as homing:
-        await mails.check(homing.outbox, verb, some_mails)
-        await emails.check(homing.emails, verb, some_emails)
-        await jobs.check(homing.jobs, verb, some_jobs)
+        # All are looked at before the first is changed.
+        for lane, some in numbers.items():
+            await _MESSAGES[lane].check(homing, verb, some)
         if dry_run:
-            return len(some_mails), len(some_emails), len(some_jobs)
-        return (
-            await mails.act_on_ids(homing.outbox, verb, some_mails) if some_mails else 0,
-            len(await homing.emails.requeue(some_emails)) if some_emails else 0,
-            await jobs.act_on_ids(homing.jobs, verb, some_jobs) if some_jobs else 0,
-        )
+            return {lane: len(some) for lane, some in numbers.items()}
+        return {
+            lane: await _MESSAGES[lane].act_on_ids(homing, verb, list(dict.fromkeys(some)))
+            for lane, some in numbers.items()
+        }
 
 
 # ── which lane ───────────────────────────────────────────────────────────────────────────────────
+
+
+_PREFIXES: Mapping[str, LaneName] = {
+    "outbox_": "mail_outbox",
+    "email_": "email_log",
+    "notification_": "open_events",
+}
 
 
 def _lane_of_id(id: str) -> LaneName:
@@ -297,29 +323,38 @@ def _lane_of_id(id: str) -> LaneName:
 
     if number_of(id) is not None:
         return "dispatch_jobs"
-    if id.removeprefix("email_").isdecimal() and id.startswith("email_"):
-        return "email_log"
-    if not id.removeprefix("outbox_").isdecimal():
+    for prefix, lane in _PREFIXES.items():
+        if id.startswith(prefix) and id.removeprefix(prefix).isdecimal():
+            return lane
+    if not id.isdecimal():
         raise NotFound(
-            f"there is nothing with the id {id[:40]!r}; ids look like outbox_123 (a mail), "
-            "email_123 or 0ARYZVZXW372S (a job)"
+            f"there is nothing with the id {id[:40]!r}; ids look like outbox_123 (a mail), email_123, "
+            "notification_123 or 0ARYZVZXW372S (a job)"
         )
     return "mail_outbox"
 
 
-def _lane_of_state(text: str | None) -> LaneName | None:
-    """The lane that has such a state: mails have theirs small, emails Capitalised, jobs in CAPITALS."""
+def _states() -> Mapping[LaneName, Sequence[str]]:
+    """Mails and notifications have theirs small, emails Capitalised, jobs in CAPITALS."""
     from homing.lanes.dispatch_jobs.job import STATES as OF_JOBS
     from homing.lanes.email_log.email import STATES as OF_EMAILS
     from homing.lanes.mail_outbox.outbox import STATES as OF_MAILS
+    from homing.lanes.open_events.notification import STATES as OF_NOTIFICATIONS
 
-    if text is None:
-        return None
-    if text in OF_MAILS:
-        return "mail_outbox"
-    if text in OF_EMAILS:
-        return "email_log"
-    return "dispatch_jobs" if text.upper() in OF_JOBS else None
+    return {
+        "mail_outbox": OF_MAILS,
+        "email_log": OF_EMAILS,
+        "dispatch_jobs": OF_JOBS,
+        "open_events": OF_NOTIFICATIONS,
+    }
+
+
+def _lane_of_state(text: str | None) -> LaneName | None:
+    """The first lane that has such a state; jobs' may be written small."""
+    for lane, states in _states().items():
+        if text is not None and (text.upper() if lane == "dispatch_jobs" else text) in states:
+            return lane
+    return None
 
 
 def _lane(named: LaneName | None, of_state: LaneName | None, flags: JobFlags, before: str | None) -> LaneName:
@@ -332,18 +367,10 @@ def _lane(named: LaneName | None, of_state: LaneName | None, flags: JobFlags, be
     return of_state or (_lane_of_id(before) if before else "mail_outbox")
 
 
-def _require_email_state(text: str | None) -> None:
-    from homing.lanes.email_log.email import STATES
-
-    if text is not None and text not in STATES:
-        raise InvalidRequest(f"there is no state {text!r}; emails are {', '.join(STATES)}")
-
-
-def _require_mail_state(text: str | None) -> None:
-    from homing.lanes.dispatch_jobs.job import STATES as OF_JOBS
-    from homing.lanes.mail_outbox.outbox import STATES as OF_MAILS
-
-    if text is not None and text not in OF_MAILS:
-        raise InvalidRequest(
-            f"there is no state {text!r}; mails are {', '.join(OF_MAILS)}, jobs {', '.join(OF_JOBS)}"
-        )
+def _require_state(named: LaneName | None, lane: LaneName, text: str | None) -> None:
+    states = _states()
+    if text is None or text in states[lane] or text.upper() in states[lane]:
+        return
+    told = {named: states[named]} if named is not None else states
+    known = "; ".join(f"{lane} has {', '.join(words)}" for lane, words in told.items())
+    raise InvalidRequest(f"there is no state {text!r}: {known}")

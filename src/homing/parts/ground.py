@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.db import Database
+from homing.lanes.open_events.locales import PACKAGED_TEMPLATES
 from homing.lines import Line
 from homing.senders.templates import Templates
 from homing.settings import Settings
@@ -16,6 +17,8 @@ from homing.telemetry import Telemetry
 
 #: Attempts under way per connection: one that is sent, one whose envelope goes along, two being composed.
 _ATTEMPTS_PER_CONNECTION = 4
+#: Seconds. Asking the disk for every mail would cost as much as writing it.
+_CHANGED_FILES_ARE_SEEN_AFTER = 1.0
 
 
 def _this_process() -> str:
@@ -44,7 +47,13 @@ class Ground:
         return self.settings.mail_connections * _ATTEMPTS_PER_CONNECTION
 
     def templates(self) -> Templates:
-        return Templates(Path(self.settings.template_dir), default_locale=self.settings.default_locale)
+        """The operator's own files come before the packaged ones."""
+        return Templates(
+            Path(self.settings.template_dir),
+            PACKAGED_TEMPLATES,
+            default_locale=self.settings.default_locale,
+            recheck_seconds=_CHANGED_FILES_ARE_SEEN_AFTER,
+        )
 
     def line(
         self, lane: Any, rows: Any, channel: str, *, concurrency: int, slots: int, **options: Any

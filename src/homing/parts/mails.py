@@ -8,6 +8,7 @@ from homing.engine.policy import Exponential, Policy
 from homing.errors import SettingsError
 from homing.lanes.mail_outbox.dispatching import Dispatching
 from homing.lanes.mail_outbox.lane import MailOutboxLane, transition
+from homing.lanes.mail_outbox.orders import MailOrders
 from homing.lanes.mail_outbox.outbox import CHANNEL, MailOutbox
 from homing.parts.ground import Ground
 from homing.senders.addresses import InvalidAddress, parse_address
@@ -19,7 +20,6 @@ from homing.settings import Settings
 class Mails:
     def __init__(self, ground: Ground) -> None:
         settings = ground.settings
-        self._ground = ground
         self.shelf = Shelf(ground.database)
         _check_sender(settings.mail_from)
         self.sender = open_sender(settings.mail_url, ground.database, connections=settings.mail_connections)
@@ -41,6 +41,7 @@ class Mails:
         self.line = ground.line(
             lane, self.outbox, CHANNEL, concurrency=ground.mails_at_once, slots=settings.mail_batch
         )
+        self.orders = MailOrders(self.outbox, ground.telemetry)
         self.dispatching = Dispatching(
             self.line.deliverer,
             self.outbox,
@@ -51,11 +52,10 @@ class Mails:
     def api(self) -> tuple[list[Any], dict[str, Any]]:
         from homing.lanes.mail_outbox.api import InternalDispatch
         from homing.lanes.mail_outbox.api import Mails as MailsApi
-        from homing.lanes.mail_outbox.orders import MailOrders
 
         return [InternalDispatch, MailsApi], {
             "dispatching": self.dispatching,
-            "mail_orders": MailOrders(self.outbox, self._ground.telemetry),
+            "mail_orders": self.orders,
             "outbox": self.outbox,
             "backlog": self.line.backlog,
             "shelf": self.shelf,

@@ -77,6 +77,17 @@ class SendErrorCode(StrEnum):
     UNAUTHORIZED = "unauthorized"
 
 
+#: What may be over in a minute. The others are for somebody to mend: the same mail would fail again.
+_PASSING = frozenset(
+    {
+        SendErrorCode.RATE_LIMITED,
+        SendErrorCode.NETWORK_ERROR,
+        SendErrorCode.PROVIDER_ERROR,
+        SendErrorCode.UNKNOWN,
+    }
+)
+
+
 class SendError(Struct, frozen=True):
     code: SendErrorCode
     #: One line for a person; no address in it.
@@ -115,6 +126,20 @@ class SendResult(Struct, frozen=True, kw_only=True):
     attempted: bool = True
     #: True when the connection was lost or timed out after the last byte: it may have been taken.
     unknown: bool = False
+
+
+def is_retryable(result: SendResult) -> bool:
+    """Whether the same mail may fare better later.
+
+    | code | retryable |
+    |---|---|
+    | rate_limited, network_error, unknown | yes |
+    | provider_error | as the status says: a 5xx is retryable, another 4xx has failed |
+    | validation_error, invalid_recipient, template_missing_locale, template_variable_missing | no |
+    | unauthorized | no, although senders say `retryable`: a lane that waits for new keys may do so |
+    """
+    error = result.error
+    return result.status == "retryable" and (error is None or error.code in _PASSING)
 
 
 class MailSender(Protocol):

@@ -1,9 +1,12 @@
-"""Mails from templates: a folder of files, one set for each language.
+"""Mails from templates: folders of files, one set for each language.
 
     FOLDER/open-seat/en.subject.txt      one line
     FOLDER/open-seat/en.txt              the text; made from the html where it is missing
     FOLDER/open-seat/en.html             the html; may be missing
     FOLDER/open-seat/v2/de.subject.txt   the same for a version that is asked for by name
+
+Where no version is asked for, files outside of versions are meant, else those of `v1`. Several folders are
+looked through file by file, so that one file in an operator's folder replaces just that one of ours.
 
 Templates are written by whoever runs Homing, variables come from anywhere. So values are escaped in
 html, cannot be called into mischief (a sandbox) nor blow up the output, and never stand in an error.
@@ -13,14 +16,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from html import unescape
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2 import (
+    FileSystemLoader,
+    StrictUndefined,
+    Template,
+    TemplateError,
+    TemplateSyntaxError,
+    UndefinedError,
+)
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -32,6 +43,9 @@ from homing.senders.mail import SendErrorCode
 
 #: The most that one part of a mail may become.
 RENDER_LIMIT = 1_000_000
+#: What is meant where no version is asked for and no files stand outside of versions.
+_FIRST_VERSION = "v1"
+_MOST_KNOWN = 512
 
 _NAME = re.compile(r"[a-z0-9]+(?:[_-]+[a-z0-9]+)*").fullmatch
 _VERSION = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*").fullmatch
@@ -60,6 +74,17 @@ class Rendered(Struct, frozen=True, gc=False):
     locale: str
 
 
+class _Compiled(Struct, frozen=True):
+    """A template in one language, ready to be filled in; it has a text, an html or both."""
+
+    subject: Template
+    text: Template | None
+    html: Template | None
+    locale: str
+    #: When the files were looked at, by the clock of `Templates`.
+    looked_at: float
+
+
 class TemplateProblem(Struct, frozen=True, gc=False):
     """Why there is no mail; trying again later changes nothing."""
 
@@ -69,13 +94,26 @@ class TemplateProblem(Struct, frozen=True, gc=False):
 
 
 class Templates:
-    """The templates of one folder. Changed files are picked up with the next mail."""
+    """The templates of some folders, the first one first. Changed files are picked up by themselves.
 
-    def __init__(self, folder: Path, *, default_locale: str = "en") -> None:
-        self._folder = folder
+    To look at the files takes longer than to fill them in. So a worker that sends thousands a second looks
+    at most every `recheck_seconds`; with 0 every mail does.
+    """
+
+    def __init__(
+        self,
+        *folders: Path,
+        default_locale: str = "en",
+        recheck_seconds: float = 0.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._folders = folders
         self._default_locale = _canonical(default_locale)
+        self._recheck_seconds = recheck_seconds
+        self._clock = clock
+        self._known: dict[tuple[str, str | None, str | None], _Compiled] = {}
         self._environment = _Environment(
-            loader=FileSystemLoader(folder),
+            loader=FileSystemLoader(folders),
             autoescape=_is_html,
             undefined=_Missing,
             auto_reload=True,
@@ -94,70 +132,121 @@ class Templates:
     ) -> Rendered | TemplateProblem:
         """Fill in a template in the best language there is: `de-AT`, else `de`, else the default."""
         try:
-            base = self._base(template, version)
-            found = self._best_locale(base, locale)
-            return self._parts(f"{base}/{found}", variables, found)
+            return self._fill(self._compiled(template, locale, version), variables)
         except _ProblemError as refused:
             return TemplateProblem(refused.code, f"template {_shown(template)}: {refused}")
 
-    def _base(self, template: str, version: str | None) -> str:
+    def missing(self, template: str, locale: str, version: str | None = None) -> list[str]:
+        """Say what keeps a template from being used in exactly this language, one line for each reason."""
+        try:
+            found = self._compile(template, locale, version)
+        except _ProblemError as refused:
+            return [f"template {_shown(template)} in {locale}: {refused}"]
+        if found.locale == _canonical(locale):
+            return []
+        return [f"template {_shown(template)} in {locale}: there is only {found.locale}"]
+
+    # ── Finding ──────────────────────────────────────────────────────────────────────────────────
+
+    def _compiled(self, template: str, locale: str | None, version: str | None) -> _Compiled:
+        if not self._recheck_seconds:
+            return self._compile(template, locale, version)
+        key = (template, locale, version)
+        known = self._known.get(key)
+        now = self._clock()
+        if known is None or known.looked_at + self._recheck_seconds <= now:
+            # Locales come from outside: without an end to it they would fill the memory.
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self._compile(template, locale, version)
+        return known
+
+    def _compile(self, template: str, locale: str | None, version: str | None) -> _Compiled:
+        base, found = self._best_locale(self._bases(template, version), locale)
+        stem = f"{base}/{found}"
+        text, html = self._optional(f"{stem}.txt"), self._optional(f"{stem}.html")
+        if text is None and html is None:
+            raise _ProblemError(f"it has neither {found}.txt nor {found}.html")
+        return _Compiled(self._load(f"{stem}.subject.txt"), text, html, found, self._clock())
+
+    def _bases(self, template: str, version: str | None) -> tuple[str, ...]:
         if not _NAME(template):
             raise _ProblemError("its name may consist of a-z, 0-9, - and _")
         if version is None:
-            return template
+            return template, f"{template}/{_FIRST_VERSION}"
         if not _VERSION(version):
             raise _ProblemError("its version may consist of a-z, 0-9, '.', - and _")
-        return f"{template}/{version}"
+        return (f"{template}/{version}",)
 
-    def _best_locale(self, base: str, locale: str | None) -> str:
+    def _best_locale(self, bases: tuple[str, ...], locale: str | None) -> tuple[str, str]:
         """Find the language; one exists as soon as it has a subject."""
-        for candidate in _candidates(locale, self._default_locale):
-            if self._exists(f"{base}/{candidate}.subject.txt"):
-                return candidate
-        if not (self._folder / base).is_dir():
-            raise _ProblemError(f"there is no folder {base}")
+        candidates = _candidates(locale, self._default_locale)
+        for base in bases:
+            for candidate in candidates:
+                if self._exists(f"{base}/{candidate}.subject.txt"):
+                    return base, candidate
+        if not self._exists(bases[0]):
+            raise _ProblemError(f"there is no folder {bases[0]}")
         raise _ProblemError(
             f"it exists neither in the language asked for nor in {self._default_locale}",
             SendErrorCode.TEMPLATE_MISSING_LOCALE,
         )
 
     def _exists(self, name: str) -> bool:
-        return os.access(f"{self._folder}/{name}", os.F_OK)
+        return any(os.access(f"{folder}/{name}", os.F_OK) for folder in self._folders)
 
-    def _parts(self, stem: str, variables: Mapping[str, Any], locale: str) -> Rendered:
-        subject = self._render(f"{stem}.subject.txt", variables).strip("\r\n ")
+    def _optional(self, name: str) -> Template | None:
+        return self._load(name) if self._exists(name) else None
+
+    def _load(self, name: str) -> Template:
+        try:
+            return self._environment.get_template(name)
+        except _RENDER_ERRORS as failed:
+            raise self._problem(name, failed) from None
+
+    # ── Filling in ───────────────────────────────────────────────────────────────────────────────
+
+    def _fill(self, found: _Compiled, variables: Mapping[str, Any]) -> Rendered:
+        known = {**self._environment.globals, **variables}
+        subject = self._render(found.subject, known).strip("\r\n ")
         if CONTROL.search(subject):
             raise _ProblemError("the subject contains a line break or another control character")
-        html = self._render(f"{stem}.html", variables) if self._exists(f"{stem}.html") else None
-        if self._exists(f"{stem}.txt"):
-            return Rendered(subject, self._render(f"{stem}.txt", variables), html, locale)
-        if html is None:
-            raise _ProblemError(f"it has neither {locale}.txt nor {locale}.html")
-        return Rendered(subject, text_from_html(html), html, locale)
+        html = self._render(found.html, known) if found.html else None
+        text = self._render(found.text, known) if found.text else text_from_html(html or "")
+        return Rendered(subject, text, html, found.locale)
 
-    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
-        file = name.rpartition("/")[2]
+    def _render(self, template: Template, known: dict[str, Any]) -> str:
+        # Its own `new_context` copies the environment's globals each time, which takes as long as the rest.
+        context = Context(self._environment, known, template.name, template.blocks)
         try:
-            template = self._environment.get_template(name)
-            return _within_limit(template.root_render_func(template.new_context(dict(variables))))
-        except _MissingError as undefined:
-            message = f"{file} needs {self._named(undefined.message or '', name)}"
-            raise _ProblemError(message, SendErrorCode.TEMPLATE_VARIABLE_MISSING) from None
-        except TemplateSyntaxError as wrong:
-            # Its message quotes the template, which may be long, so the line has to do.
-            raise _ProblemError(f"{file} has a syntax error in line {wrong.lineno}") from None
+            return _within_limit(template.root_render_func(context))
         except _RENDER_ERRORS as failed:
-            # The error's own text often contains values.
-            raise _ProblemError(f"{file} cannot be rendered ({type(failed).__name__})") from None
+            raise self._problem(template.name or "", failed) from None
+
+    def _problem(self, name: str, failed: Exception) -> _ProblemError:
+        file = name.rpartition("/")[2]
+        match failed:
+            case _MissingError():
+                message = f"{file} needs {self._named(failed.message or '', name)}"
+                return _ProblemError(message, SendErrorCode.TEMPLATE_VARIABLE_MISSING)
+            case TemplateSyntaxError():
+                # Its message quotes the template, which may be long, so the line has to do.
+                return _ProblemError(f"{file} has a syntax error in line {failed.lineno}")
+            case _:
+                # The error's own text often contains values.
+                return _ProblemError(f"{file} cannot be rendered ({type(failed).__name__})")
 
     def _named(self, absent: str, name: str) -> str:
         """Name what is absent, unless that could be a value itself, as in `prices[customer]`."""
         if not absent.startswith("."):
             return f"the variable {absent}"
-        source = (self._folder / name).read_text(encoding="utf-8", errors="replace")
-        if absent[1:].isidentifier() and re.search(rf"\.{absent[1:]}\b", source):
+        if absent[1:].isidentifier() and re.search(rf"\.{absent[1:]}\b", self._source(name)):
             return f"the field {absent[1:]} of a variable"
         return "an entry that a variable does not have"
+
+    def _source(self, name: str) -> str:
+        path = next((folder / name for folder in self._folders if (folder / name).is_file()), None)
+        return path.read_text(encoding="utf-8", errors="replace") if path else ""
 
 
 class _ProblemError(Exception):

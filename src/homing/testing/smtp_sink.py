@@ -21,6 +21,7 @@ import binascii
 import os
 import random
 import re
+import signal
 import ssl
 import sys
 from collections.abc import Callable, Mapping
@@ -167,6 +168,7 @@ class SmtpSink:
             script = faults.script(random.Random(seed))  # noqa: S311  (faults, not secrets)
         self.settings = settings if script is None else msgspec.structs.replace(settings, script=script)
         self.host, self.port = host, port
+        self.delay = settings.delay
         self.mails: list[SinkMail] = []
         #: How many mails were taken, also when they are not kept.
         self.accepted = 0
@@ -205,6 +207,10 @@ class SmtpSink:
         if self._log is not None:
             os.close(self._log)
             self._log = None
+
+    def hurry(self) -> None:
+        """Answer at once from now on."""
+        self.delay = 0.0
 
     def hang_up(self) -> None:
         """Cut every connection that is open now."""
@@ -527,8 +533,8 @@ class _Session(asyncio.Protocol):
         usual = b"250 2.0.0 ok: queued as %d\r\n" % (self.sink.accepted + 1)
         script = self.settings.script
         act = None if script is None else script("dot", ",".join(recipients))
-        if act is None and self.settings.delay:
-            act = Act(write=usual, delay=self.settings.delay, accept=True)
+        if act is None and self.sink.delay:
+            act = Act(write=usual, delay=self.sink.delay, accept=True)
         if recipients and (act is None or act.accept or (act.write or b"").startswith(b"250")):
             self._accept(sender, recipients, data)
         if act is None:
@@ -562,6 +568,7 @@ def _decoded(text: bytes) -> str:
 
 async def _serve(sink: SmtpSink) -> None:
     async with sink:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, sink.hurry)
         # Whoever started us reads the address from the first line.
         sys.stdout.write(f"{sink.url}\n")
         sys.stdout.flush()

@@ -273,6 +273,7 @@ def fault_figures(course: Course, claims: set[ClaimKey]) -> dict[str, float]:
     return {
         "duplicates_certain": sum(fault.accepted for fault in faults),
         "in_flight_at_faults": len({(h.id, h.claim_seq) for fault in faults for h in fault.held}),
+        "in_flight_taken_over": len(_taken_over(course)),
         "in_flight_bound": len(claims),
         "kills": len(kills),
         "hits": sum(fault.hit for fault in kills),
@@ -282,6 +283,13 @@ def fault_figures(course: Course, claims: set[ClaimKey]) -> dict[str, float]:
         "stale_settles_refused": sum(not s.took_effect for s in testimony.settled),
         "leases_noticed_lost": len(testimony.lost),
     }
+
+
+def _taken_over(course: Course) -> set[ClaimKey]:
+    """What a fault interrupted and others went on with; the rest was settled by a statement already sent."""
+    last = course.last_claims
+    held = {(h.id, h.claim_seq) for fault in course.faults for h in fault.held}
+    return {(row, seq) for row, seq in held if last.get(row, 0) > seq}
 
 
 def recovery_figures(course: Course) -> dict[str, float]:

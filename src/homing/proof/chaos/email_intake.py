@@ -52,8 +52,9 @@ class Intake:
             self._connections.get().close()
 
     @property
-    def placed(self) -> int:
-        return len(self.ordered)
+    def missing(self) -> int:
+        """How many are still to be put in."""
+        return self._emails - len(self.ordered)
 
     @property
     def newest(self) -> int:
@@ -70,14 +71,15 @@ class Intake:
         self._reserved = max(0, self._reserved - count)
         await self.put_in(count)
 
-    async def trickle(self, count: int, pause: float, enough: asyncio.Event) -> None:
-        """Reserved ones, one after the other, until it is enough."""
-        for _ in range(count):
+    async def trickle(self, pause: float, enough: asyncio.Event) -> None:
+        """Reserved ones, one after the other, until it is enough; more than planned where that takes long."""
+        while not enough.is_set():
+            if self._begun + 1 > self._emails:
+                self._emails += 1
             await self.put_in_reserved(1)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await enough.wait()
-                    return
 
     async def put_in_rest(self) -> None:
         await self.put_in(self._emails)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -96,6 +97,7 @@ async def _serve(plan: SinkPlan) -> None:
     clerk = _Clerk(plan)
     settings = SinkSettings(delay=plan.delay, keep_data=False, keep_mails=False)
     async with SmtpSink(settings, script=clerk.answer, on_mail=clerk.take) as sink:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, sink.hurry)
         sys.stdout.write(f"{sink.url}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -7,8 +7,7 @@ from msgspec import Struct
 from homing.proof.chaos.table import Observer
 
 _HELD = """
-SELECT id, claim_seq, locked_by, to_address FROM email_log
-WHERE locked_until > now() AND locked_by IS NOT NULL
+SELECT id, claim_seq, locked_by, to_address FROM email_log WHERE locked_by IS NOT NULL
 """
 _FENCES = "SELECT id, claim_seq FROM email_log"
 _OPEN = "SELECT count(*) AS count FROM email_log WHERE status NOT IN ('Sent', 'Dead')"

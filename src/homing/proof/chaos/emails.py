@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,8 @@ from homing.testing.components.rabbitmq import RabbitMqServer
 
 SEND_QUEUE, DEAD_LETTERS = queues_of().send.name, queues_of().dead_letters.name
 
-#: About what a broker takes to start, and what the senders may take to come back to it.
+#: About what a broker takes to start.
 _START = 8.0
-_HEALING_LIMIT = 15.0
 #: Between two faults: time to work off what has piled up.
 _PAUSE = 10.0
 _KILL_PAUSE = (0.5, 2.0)
@@ -56,8 +55,10 @@ _BEFORE = 0.1
 _INTO_THE_BURST = 1.0
 #: Kills wait for processes that start.
 _KILL_SLACK = 1.5
-#: They come after a fault, with so many seconds in between.
+#: They come after a fault, about so many, with so many seconds in between.
 _NEWCOMERS, _BETWEEN_NEWCOMERS = 20, 0.2
+#: They come while the broker is away, and before each kill.
+_IN_AN_OUTAGE, _BEFORE_A_KILL = 5, 10
 _STANDSTILL = 60.0
 
 
@@ -76,6 +77,8 @@ class EmailPlan(Struct, frozen=True, kw_only=True):
     refuse: float = 0.1
     lease: float = 5.0
     pause: float = _PAUSE
+    #: What the senders may take to come back to the broker, in seconds.
+    healing_limit: float = 15.0
     #: SMTP connections of one sender.
     connections: int = 10
     seed: int = 0
@@ -93,8 +96,9 @@ class EmailPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def reserved(self) -> int:
-        """Before each fault of the broker a burst, and after it some to see whether they come through."""
-        return self.broker_faults * (self.burst + _NEWCOMERS)
+        """Around each fault of the broker a burst, and after it some to see whether they come through."""
+        bursts = self.broker_faults * (self.burst + _NEWCOMERS) + self.stops * _IN_AN_OUTAGE
+        return bursts + self.kills * _BEFORE_A_KILL
 
     @property
     def rate(self) -> float:
@@ -222,6 +226,7 @@ class EmailRun:
         try:
             await self._crew.until_ready()
             await asyncio.gather(self._trouble_the_broker(), self._kill_processes())
+            self._sink.hurry()
             await coming
             await self._intake.put_in_rest()
             await self._drain()
@@ -243,7 +248,7 @@ class EmailRun:
         ]  # fmt: skip
         return EmailEvidence(
             self._intake.ordered, await self._table.ends(), self._sink.contacts(), self.faults,
-            self._crew.testimony(), left, self._crew.deserters, wanted, _HEALING_LIMIT,
+            self._crew.testimony(), left, self._crew.deserters, wanted, plan.healing_limit, plan.sweep,
         )  # fmt: skip
 
     # ── faults of the broker ─────────────────────────────────────────────────────────────────────
@@ -257,11 +262,13 @@ class EmailRun:
             self.faults.append(await self._timed(fault, since))
 
     async def _delete_queue(self) -> tuple[EmailFault, float]:
-        """With a burst that nobody has taken yet."""
+        """With a burst that nobody has taken yet. To stand still meanwhile may cost senders their leases."""
         with self._crew.senders_held():
+            held, begun = await self._held_by_senders(), time.time()
             await self._intake.put_in_reserved(self._plan.burst)
+            await until(self._something_waits, _STANDSTILL)
             fault = await self._strike("delete-queue", self._broker.delete(SEND_QUEUE))
-        return fault, time.monotonic()
+        return replace(fault, begun=begun, held=_united(held, fault.held)), time.monotonic()
 
     async def _take_away(self, kind: FaultKind) -> tuple[EmailFault, float]:
         """In the middle of a burst."""
@@ -274,7 +281,8 @@ class EmailRun:
     async def _outage(self, kind: FaultKind) -> None:
         await self._broker.stop(immediate=kind == "kill-broker")
         if kind == "stop-broker":
-            await asyncio.sleep(self._plan.outage)
+            meet_it = self._intake.put_in_reserved(_IN_AN_OUTAGE)
+            await asyncio.gather(asyncio.sleep(self._plan.outage), meet_it)
         await self._broker.start()
 
     async def _strike(self, kind: FaultKind, blow: Coroutine[None, None, None]) -> EmailFault:
@@ -282,8 +290,8 @@ class EmailRun:
         held, begun = await self._held_by_senders(), time.time()
         await blow
         # Before and after: what begins while the broker is being struck was in flight as well.
-        held = [*{(h.id, h.claim_seq): h for h in [*held, *await self._held_by_senders()]}.values()]
-        return EmailFault(kind, begun, time.time(), tuple(held), waiting.messages if waiting else 0)
+        held_then = _united(held, await self._held_by_senders())
+        return EmailFault(kind, begun, time.time(), held_then, waiting.messages if waiting else 0)
 
     async def _timed(self, fault: EmailFault, since: float) -> EmailFault:
         """How long it took until a new email was sent, and until every sender had sent one.
@@ -291,8 +299,7 @@ class EmailRun:
         RabbitMQ may count readers to whom it gives nothing any more, so they have to show that they work.
         """
         before, enough = self._intake.newest, asyncio.Event()
-        trickling = self._intake.trickle(_NEWCOMERS, _BETWEEN_NEWCOMERS, enough)
-        newcomers = asyncio.create_task(trickling)
+        newcomers = asyncio.create_task(self._intake.trickle(_BETWEEN_NEWCOMERS, enough))
 
         async def one_works() -> bool:
             return any(newest > before for newest in self._crew.newest_sent())
@@ -317,20 +324,37 @@ class EmailRun:
     # ── faults of processes ──────────────────────────────────────────────────────────────────────
 
     async def _kill_processes(self) -> None:
-        killed = 0
-        while killed < self._plan.kills and self._open:
+        for number in range(self._plan.kills):
             await asyncio.sleep(self._random.uniform(*_KILL_PAUSE))
-            if victims := self._crew.at_work():
-                await self._kill(self._random.choice(victims))
-                killed += 1
+            await self._intake.put_in_reserved(_BEFORE_A_KILL)
+            await self._kill(await (self._busy_sender() if number % 2 else self._anybody()))
+
+    async def _anybody(self) -> WorkerProcess:
+        await until(self._somebody_works)
+        return self._random.choice(self._crew.at_work())
+
+    async def _busy_sender(self) -> WorkerProcess:
+        """Who is sending something; anybody, if nobody is for long."""
+        deadline = time.monotonic() + _PAUSE
+        while time.monotonic() < deadline:
+            owners = {held.owner for held in await self._held_by_senders()}
+            if busy := [worker for worker in self._crew.at_work() if worker.owner in owners]:
+                return self._random.choice(busy)
+            await asyncio.sleep(TICK)
+        return await self._anybody()
+
+    async def _somebody_works(self) -> bool:
+        return bool(self._crew.at_work())
 
     async def _kill(self, victim: WorkerProcess) -> None:
         sends = victim in self._crew.senders
         begun = time.time()
+        before = await self._held()
         victim.kill()
-        # What it held is at rest now: nobody touches these rows before their leases end.
-        held = [h for h in await self._held() if h.owner == victim.owner] if sends else []
-        self.faults.append(EmailFault("kill", begun, time.time(), tuple(held)))
+        # Before and after: on a busy machine its leases may be over by the time that we look again.
+        held = _united(before, await self._held())
+        own = tuple(h for h in held if h.owner == victim.owner) if sends else ()
+        self.faults.append(EmailFault("kill", begun, time.time(), own))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
@@ -350,7 +374,7 @@ class EmailRun:
         while True:
             self._crew.muster()
             with suppress(DatabaseError):
-                self._open = self._plan.emails - self._intake.placed + await self._table.open_rows()
+                self._open = self._intake.missing + await self._table.open_rows()
             self._tell(EmailProgress(self._plan.emails, self._plan.emails - self._open, self._now))
             await asyncio.sleep(TICK * 4)
 
@@ -367,3 +391,7 @@ class EmailRun:
     async def _queue_is_empty(self) -> bool:
         crowd = await self._broker.look(SEND_QUEUE)
         return crowd is not None and not crowd.messages
+
+
+def _united(*looks: Iterable[Held]) -> tuple[Held, ...]:
+    return tuple({(held.id, held.claim_seq): held for look in looks for held in look}.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -44,6 +45,9 @@ class ReceiverPlan(Struct, frozen=True):
     #: How many requests get a 500, from 0 to 1.
     fail: float = 0.0
     seed: int = 0
+    #: How many requests are to be there at the same time, once. Until they were, it holds each for longer, so
+    #: that this does not depend on how fast the machine is.
+    crowd: int = 0
 
 
 class Begun(Struct, frozen=True, tag="begun"):
@@ -79,6 +83,10 @@ class Receipt(Struct, frozen=True):
     def accepted(self) -> bool:
         return self.status == 200
 
+
+#: Seconds for which a request waits for others while there was no crowd yet, and in a hurry.
+_GATHERING = 1.0
+_HURRY = 0.02
 
 _read_line = msgspec.json.Decoder(Begun | Ended).decode
 _encode = msgspec.json.Encoder().encode
@@ -132,22 +140,33 @@ class _Receiver:
         self._plan = plan
         self._answer = Faults(fail=plan.fail, seed=plan.seed, latency=plan.hold).script()
         self._numbers = count(1)
+        self._there, self._most = 0, 0
+        self._hold = plan.hold
         self._log = os.open(plan.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def __call__(self, request: SinkRequest) -> Answer | None:
-        answer = self._answer(request)
-        number = next(self._numbers)
+    def __call__(self, request: SinkRequest) -> Answer:
+        answer = self._answer(request) or Answer()
+        number, hold = next(self._numbers), self._hold_one_more()
         self._write(
             Begun(
-                number, request.at, request.header("webhook-id"), 200 if answer is None else answer.status,
+                number, request.at, request.header("webhook-id"), answer.status,
                 sha256(request.body).hexdigest(), why_refused(request, self._plan.keys),
             )
         )  # fmt: skip
         # Set before the sink's own timer for the answer, so it comes first.
-        asyncio.get_running_loop().call_later(self._plan.hold, self._end, number)
-        return answer
+        asyncio.get_running_loop().call_later(hold, self._end, number)
+        return replace(answer, delay=hold)
+
+    def _hold_one_more(self) -> float:
+        self._there += 1
+        self._most = max(self._most, self._there)
+        return self._hold if self._most >= self._plan.crowd else max(_GATHERING, self._hold)
+
+    def hurry(self) -> None:
+        self._hold = min(self._hold, _HURRY)
 
     def _end(self, number: int) -> None:
+        self._there -= 1
         self._write(Ended(number, time.time()))
 
     def _write(self, line: Begun | Ended) -> None:
@@ -170,7 +189,9 @@ def why_refused(request: SinkRequest, keys: Mapping[str, Keys]) -> str | None:
 
 
 async def _serve(plan: ReceiverPlan) -> None:
-    async with HttpSink(_Receiver(plan), keep=False) as sink:
+    receiver = _Receiver(plan)
+    async with HttpSink(receiver, keep=False) as sink:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, receiver.hurry)
         sys.stdout.write(f"{sink.url}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -83,13 +83,16 @@ async def run_jobs(
         stack.push_async_callback(table.close)
         crew = Crew(plan, folder, _environment(plan, database_url, encryption_key), "dispatch_jobs")
         stack.callback(crew.close)
-        run = Run(plan, plan.jobs, table, receiver.accepted, crew, restart=restart, tell=tell)
+        run = Run(
+            plan, plan.jobs, table, receiver.accepted, crew,
+            hurry=receiver.hurry, restart=restart, tell=tell,
+        )  # fmt: skip
         async with _watching_groups(table) as crowded:
             await run.to_the_end()
         evidence = JobEvidence(
             ordered, await table.ends(), await table.attempts(), receiver.receipts(), run.faults,
             crew.testimony(), sorted(crowded), crew.deserters,
-            wanted_hits=plan.kills, recovery_limit=plan.recovery_limit,
+            wanted_hits=plan.kills, recovery_limit=plan.recovery_limit(crew.slowest_start),
         )  # fmt: skip
     return ChaosReport(plan, check_jobs(evidence), round(time.monotonic() - started, 1))
 

@@ -47,11 +47,11 @@ async def run_mail(
         stack.callback(sink.close)
         crew = Crew(plan, folder, _environment(plan, database_url, sink.url), "mail_outbox")
         stack.callback(crew.close)
-        run = Run(plan, plan.mails, table, sink.addresses, crew, restart=restart, tell=tell)
+        run = Run(plan, plan.mails, table, sink.addresses, crew, hurry=sink.hurry, restart=restart, tell=tell)
         await run.to_the_end()
         evidence = Evidence(
             ordered, await table.ends(), sink.deliveries(), run.faults, crew.testimony(), crew.deserters,
-            wanted_hits=plan.kills, recovery_limit=plan.recovery_limit,
+            wanted_hits=plan.kills, recovery_limit=plan.recovery_limit(crew.slowest_start),
         )  # fmt: skip
     return ChaosReport(plan, check(evidence), round(time.monotonic() - started, 1))
 

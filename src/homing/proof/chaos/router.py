@@ -62,6 +62,11 @@ class RouterPlan(FaultPlan, frozen=True, kw_only=True):
     fail: float = 0.02
     hold: float = 0.03
 
+    @property
+    def at_once(self) -> int:
+        """Requests that all pools together have under way."""
+        return self.concurrency * self.workers
+
 
 class Troubled:
     """A broker that hands out some messages twice, and forgets of some that they are held."""
@@ -193,7 +198,9 @@ async def _prepare(
         keys = Keys(make_secret(), secrets.token_urlsafe(24))
         receiver = ReceiverProcess(
             folder,
-            ReceiverPlan(str(folder / "received.jsonl"), {_PATH: keys}, plan.hold, plan.fail, plan.seed),
+            ReceiverPlan(
+                str(folder / "received.jsonl"), {_PATH: keys}, plan.hold, plan.fail, plan.seed, plan.at_once
+            ),
         )
         request = CreateCredentials(bearer_token=keys.bearer_token, signing_secret=keys.signing_secret)
         credentials_id: int = (await homing.credentials.create(request)).row["id"]
@@ -289,8 +296,8 @@ def _judge(
         Check("DISPATCH-POOL runs its concurrency", set(peaks) == {plan.concurrency}, f"{peaks}"),
         Check(
             "requests side by side at the receiver",
-            at_once == plan.concurrency * plan.workers,
-            f"{at_once} of {plan.concurrency * plan.workers}",
+            at_once == plan.at_once,
+            f"{at_once} of {plan.at_once}",
         ),
         Check("messages handed out twice", doubles > 0 or not plan.duplicates, f"{doubles}"),
         Check("messages seen again too soon", expiries > 0 or not plan.expiries, f"{expiries}"),

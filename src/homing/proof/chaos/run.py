@@ -29,6 +29,7 @@ _RESTART_PAUSE = (2.0, 5.0)
 _SHARE_AT_WORK = 0.5
 #: A rescue comes round five times per lease, and after a kill the workers may all be starting.
 _START_SLACK = 4.0
+_STARTS_IN_A_RECOVERY = 3
 _LAST_STATEMENT = 0.1
 #: Without any progress for this long, a drain will not end.
 _STANDSTILL = 60.0
@@ -49,14 +50,16 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
         """Slow enough that something is left when the last fault comes; a worker sends `at_once`."""
         seconds = 2 * max(
             self.kills * sum(_KILL_PAUSE) / 2,
-            self.stops * self.lease * 1.5,
+            self.stops * self.lease * 1.5 + (_START_SLACK if self.stops else 0.0),
             self.restarts * sum(_RESTART_PAUSE) / 2,
         )
         return min(2.0, max(0.02, self.workers * at_once * _SHARE_AT_WORK * seconds / messages))
 
-    @property
-    def recovery_limit(self) -> float | None:
-        return None if self.restarts else self.lease * 1.2 + _START_SLACK
+    def recovery_limit(self, slowest_start: float) -> float | None:
+        """A busy machine may take longer than the slack for a start, and then for all else as well."""
+        if self.restarts:
+            return None
+        return self.lease * 1.2 + max(_START_SLACK, _STARTS_IN_A_RECOVERY * slowest_start)
 
 
 class Progress(Struct, frozen=True):
@@ -100,12 +103,16 @@ class Crew:
         self._environment = environment
         self._command = ["work", lane]
         self._started = 0
+        self._starting: dict[WorkerProcess, float] = {}
+        #: Seconds that a worker took from its start until it was at work, at the most.
+        self.slowest_start = 0.0
         self.deserters: list[str] = []
         self.workers: list[WorkerProcess] = []
         self.muster()
 
     def muster(self) -> None:
         """Bring the crew back to its number."""
+        self._time_starts()
         for worker in [w for w in self.workers if w.exit_code is not None]:
             self.workers.remove(worker)
             # One that could not reach the database when it started has not begun to work.
@@ -114,7 +121,13 @@ class Crew:
         while len(self.workers) < self._plan.workers:
             self._started += 1
             name = f"worker-{self._started:03d}"
-            self.workers.append(WorkerProcess(self._folder, name, self._environment, self._command))
+            worker = WorkerProcess(self._folder, name, self._environment, self._command)
+            self._starting[worker] = time.monotonic()
+            self.workers.append(worker)
+
+    def _time_starts(self) -> None:
+        for worker in [worker for worker in self._starting if worker.ready]:
+            self.slowest_start = max(self.slowest_start, time.monotonic() - self._starting.pop(worker))
 
     def at_work(self) -> list[WorkerProcess]:
         return [w for w in self.workers if w.exit_code is None and not w.stopped and w.ready]
@@ -137,7 +150,10 @@ class Crew:
 
 
 class Run:
-    """`arrived` says what the receiver has by now and how often, in the words of `Held.mark`."""
+    """`arrived` says what the receiver has by now and how often, in the words of `Held.mark`.
+
+    `hurry` tells the receiver that it need not take its time any more.
+    """
 
     def __init__(
         self,
@@ -147,12 +163,13 @@ class Run:
         arrived: Callable[[], Mapping[str, int]],
         crew: Crew,
         *,
+        hurry: Callable[[], None],
         restart: Restart | None,
         tell: Tell,
     ) -> None:
         self._plan, self._total, self._table = plan, total, table
         self._arrived, self._crew = arrived, crew
-        self._restart, self._tell = restart, tell
+        self._hurry, self._restart, self._tell = hurry, restart, tell
         self._random = random.Random(plan.seed)  # noqa: S311 - a fault need not be unguessable
         self.faults: list[Fault] = []
         self._arrived_before: dict[str, int] = {}
@@ -163,6 +180,7 @@ class Run:
         keeping = asyncio.create_task(self._keep_watch())
         try:
             await asyncio.gather(self._kill_workers(), self._stop_workers(), self._restart_postgres())
+            self._hurry()
             await asyncio.gather(*self._watches)
             await self._drain()
         finally:
@@ -183,12 +201,17 @@ class Run:
         before = await self._held(victim.owner)
         victim.kill()
         killed = time.monotonic()
-        # What it held is at rest now: nobody touches these rows before their leases end.
-        after = await self._held(victim.owner)
+        # What it held is at rest now: nobody touches these rows before their leases end, which may be soon.
+        after = [*await self._held(victim.owner), *await self._lost_already(before)]
         fault = Fault("kill", tuple(after) if before else (), self._accepted(after))
         self._note(fault)
         if fault.hit:
             self._watch(self._time_recovery(len(self.faults) - 1, victim.owner, killed))
+
+    async def _lost_already(self, before: Sequence[Held]) -> list[Held]:
+        """What others took over before we could look, on a machine that is slow."""
+        over = await self._taken_over(before)
+        return [held for held in before if (held.id, held.claim_seq) in over]
 
     async def _time_recovery(self, index: int, owner: str, killed: float) -> None:
         await until(lambda: self._holds_nothing(owner))
@@ -215,7 +238,7 @@ class Run:
 
     async def _taken_over(self, held: Sequence[Held]) -> tuple[ClaimKey, ...]:
         """Of what was held, the claims that are over, and not by a settlement that the stop cut short."""
-        fences = await self._table.fences()
+        fences = await self._fences()
         return tuple((h.id, h.claim_seq) for h in held if fences[h.id] > h.claim_seq)
 
     async def _restart_postgres(self) -> None:
@@ -236,6 +259,12 @@ class Run:
         while True:
             with suppress(DatabaseError):
                 return await self._table.held(owner)
+            await asyncio.sleep(TICK)
+
+    async def _fences(self) -> Mapping[int, int]:
+        while True:
+            with suppress(DatabaseError):
+                return await self._table.fences()
             await asyncio.sleep(TICK)
 
     def _accepted(self, held: Sequence[Held]) -> int:

@@ -1,0 +1,74 @@
+"""A table that named queries prune. This is the engine's `Prunable` for rows, whichever the database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from homing.db.database import Database, Row, instant
+from homing.db.queries import Queries
+from homing.engine.prune import Ages, Found, Window
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PrunableRows:
+    """Of a query's name `prune` there are four:
+
+    prune_window        takes `:after`, `:window`, `:youngest` (seconds); returns `last`, and `old`: whether a row
+                        of the window was made longer ago than that
+    prune_survey        takes `:after`, `:until`, `:ages`; returns `state, count, oldest` of what may go
+    prune_candidates    takes the same and `:limit`; returns `id`, in this order
+    prune               takes `:ids`, `:ages`; deletes those that may still go; returns the `state` of each
+
+    `:ages` is a JSON array of objects with `state` and `seconds`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        queries: Queries,
+        lane: str,
+        states: Sequence[str],
+        *,
+        name: str = "prune",
+        follows: Sequence[str] = (),
+    ) -> None:
+        self.lane = lane
+        self.states = states
+        self.follows = follows
+        self._database = database
+        self._queries = queries
+        self._name = name
+
+    async def window(self, ages: Ages, after: int, size: int) -> Window:
+        youngest = min(ages[state] for state in self.states if state in ages)
+        (row,) = await self._run("_window", after=after, window=size, youngest=youngest)
+        # What has no date may be old.
+        return Window(row["last"], row["old"] is None or bool(row["old"]))
+
+    async def survey(self, ages: Ages, after: int, until: int) -> list[Found]:
+        rows = await self._run("_survey", after=after, until=until, ages=self._given(ages))
+        return [Found(row["state"], row["count"], instant(row["oldest"])) for row in rows]
+
+    async def candidates(self, ages: Ages, after: int, until: int, limit: int) -> list[int]:
+        rows = await self._run("_candidates", after=after, until=until, limit=limit, ages=self._given(ages))
+        return [row["id"] for row in rows]
+
+    async def prune(self, ages: Ages, ids: Sequence[int]) -> Mapping[str, int]:
+        rows = await self._run(self._verb(ages), ids=_encode(ids).decode(), ages=self._given(ages))
+        return Counter(row["state"] for row in rows)
+
+    def _verb(self, ages: Ages) -> str:  # noqa: ARG002 - where it depends on them, a lane says so
+        """How the name of the query goes on that deletes."""
+        return ""
+
+    def _given(self, ages: Ages) -> str:
+        given = [{"state": state, "seconds": ages[state]} for state in self.states if state in ages]
+        return _encode(given).decode()
+
+    async def _run(self, suffix: str, **parameters: Any) -> Sequence[Row]:
+        return await self._database.fetch(self._queries[self._name + suffix], parameters)

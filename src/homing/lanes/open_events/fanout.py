@@ -1,0 +1,297 @@
+"""Flips of sections: an opening becomes an event, and a notification for each subscription that wants one.
+
+The event and all its rows are written in one transaction, by one statement, however many there are. Who is
+snoozed or outside of a delivery window gets a row as well: it waits. Who does not want to know, or has had
+all the mails that were wanted, gets none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from homing.db import Database, Row, iso
+from homing.errors import Conflict, InvalidRequest
+from homing.lanes.open_events.notification import CHANNEL
+from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
+from homing.lanes.open_events.sql import queries_of
+from homing.lanes.open_events.words import Word, check_plain
+from homing.senders.drafts import check_texts
+from homing.strict_json import decode
+from homing.telemetry import Telemetry
+
+Status = Literal["OPEN", "CLOSED", "WAIT"]
+FlipVerdict = Literal["opened", "duplicate", "closed", "unchanged"]
+Result = TypeVar("Result")
+
+#: Openings of a section that are closer than this are one.
+WINDOW_SECONDS = 180
+MOST_PER_POST = 500
+
+#: How often a lock that another process holds is waited for; each time for as long as the database waits.
+_TRIES = 4
+#: A poller's clock may be ahead of ours by this much.
+_AHEAD = timedelta(minutes=5)
+_FIRST_YEAR = 1970
+_LARGEST_PAYLOAD = 16 * 1024
+#: How many preferences are read before others get their turn.
+_AT_ONCE = 500
+
+_encode = msgspec.json.Encoder().encode
+
+
+class FlipRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A section whose status has changed, as a poller saw it."""
+
+    term_id: Word
+    campus_code: Word
+    index_number: Word
+    #: Open, Closed or Wait, in any spelling.
+    status_before: Word
+    status_after: Word
+    section_id: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    seat_delta: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    #: When it was seen; by default now.
+    event_at: Annotated[datetime, Meta(tz=True)] | None = None
+    detected_by: Word | None = None
+    snapshot_id: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    trace_id: Word | None = None
+    #: courseTitle, sectionNumber, subjectCode, snapshotHash, …: what the mail says even if the tables change.
+    payload: dict[str, Any] | None = None
+
+
+class Flip(Struct, frozen=True, kw_only=True):
+    """A flip, by column of `open_events`."""
+
+    section_id: int | None
+    term_id: str
+    campus_code: str
+    index_number: str
+    status_before: Status
+    status_after: Status
+    seat_delta: int | None
+    event_at: str | None
+    detected_by: str | None
+    snapshot_id: int | None
+    dedupe_key: str
+    trace_id: str
+    payload: str | None
+
+    @property
+    def is_opening(self) -> bool:
+        return self.status_after == "OPEN" != self.status_before
+
+    @property
+    def section(self) -> dict[str, str]:
+        return {
+            "term_id": self.term_id,
+            "campus_code": self.campus_code,
+            "index_number": self.index_number,
+        }
+
+
+class FlipReply(Struct, frozen=True, rename="camel"):
+    """What became of a flip."""
+
+    #: The event that it is; None where nothing opened.
+    open_event_id: int | None
+    #: How many are told of it, by this request.
+    notifications: int
+    #: Whether the event was known already.
+    duplicate: bool
+    #: opened, duplicate, closed (the section's status was noted, nobody is told) or unchanged
+    verdict: FlipVerdict
+
+
+class Fanout:
+    def __init__(self, database: Database, telemetry: Telemetry) -> None:
+        self._database = database
+        self._telemetry = telemetry
+        self._queries = queries_of("fanout", database.dialect)
+
+    async def record(self, flip: Flip) -> FlipReply:
+        """Write down what happened, once, whoever else says so at the same time."""
+        if flip.status_after == flip.status_before:
+            return FlipReply(None, 0, False, "unchanged")
+        if not flip.is_opening:
+            return await self._record_other(flip)
+        # A look before the lock: pollers repeat themselves, and that need not keep anybody waiting.
+        known = await self._run("near", **_parameters(flip))
+        if known:
+            return _duplicate(known)
+        reply = await _patiently(lambda: self._open(flip))
+        self._telemetry.enqueued("open_events", reply.notifications)
+        if reply.notifications:
+            self._database.announce(CHANNEL)
+        return reply
+
+    async def record_all(self, items: Sequence[msgspec.Raw], now: datetime) -> dict[str, Any]:
+        """Each flip on its own, in the order given; what is wrong with one is said of that one."""
+        if not 1 <= len(items) <= MOST_PER_POST:
+            raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} flips")
+        verdicts = [await self._verdict(item, now) for item in items]
+        told = sum(verdict.get("notifications", 0) for verdict in verdicts)
+        return {"notifications": told, "items": verdicts}
+
+    async def _verdict(self, item: msgspec.Raw, now: datetime) -> dict[str, Any]:
+        try:
+            reply = await self.record(flip_of(decode(item, FlipRequest), now))
+        except InvalidRequest as error:
+            details = {"field": error.field} if error.field else {}
+            said = {"code": "INVALID_REQUEST", "message": str(error), "details": details}
+            return {"verdict": "invalid", "error": said}
+        answer: dict[str, Any] = msgspec.to_builtins(reply)
+        return answer
+
+    async def _open(self, flip: Flip) -> FlipReply:
+        limits = await self._limits(flip)
+        section = "|".join(flip.section.values())
+        flip = msgspec.structs.replace(flip, payload=await self._payload(flip))
+        while True:
+            found = await self._run_together(
+                ("lock_section", "near", "record", "mark_section"),
+                **_parameters(flip),
+                **flip.section,
+                section=section,
+                status=flip.status_after,
+                limits=_encode(limits).decode(),
+                default_limit=DEFAULT_MAX_NOTIFICATIONS,
+            )
+            if found["near"]:
+                return _duplicate(found["near"])
+            # Else another program, which knows no lock of ours, was quicker by a moment; now it can be seen.
+            if found["record"]:
+                row = found["record"][0]
+                return FlipReply(row["open_event_id"], row["notifications"], False, "opened")
+
+    async def _payload(self, flip: Flip) -> str | None:
+        """What the mail will say of the section, as it was when it opened: as told, else as the tables have it."""
+        known = [_told_by_tables(row) for row in await self._run("section", **flip.section)]
+        said = {**(known[0] if known else {}), **msgspec.json.decode(flip.payload or "{}")}
+        return _encode(said).decode() if said else None
+
+    async def _limits(self, flip: Flip) -> list[dict[str, int]]:
+        """For whom the most mails are not the default number: none for those who do not want to know."""
+        rows = await self._run("wishes", **flip.section)
+        limits = []
+        for start in range(0, len(rows), _AT_ONCE):
+            limits += [_limit(row) for row in rows[start : start + _AT_ONCE]]
+            await asyncio.sleep(0)
+        return [limit for limit in limits if limit["most"] != DEFAULT_MAX_NOTIFICATIONS]
+
+    async def _record_other(self, flip: Flip) -> FlipReply:
+        mark = ("mark_section", "mark_subscriptions")
+        await _patiently(lambda: self._run_together(mark, **flip.section, status=flip.status_after))
+        return FlipReply(None, 0, False, "closed")
+
+    async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
+        return await self._database.fetch(self._queries[name], parameters)
+
+    async def _run_together(self, names: Sequence[str], **parameters: Any) -> Mapping[str, Sequence[Row]]:
+        present = [name for name in names if name in self._queries]
+        rows = await self._database.fetch_all([self._queries[name] for name in present], parameters)
+        return dict(zip(present, rows, strict=True))
+
+
+async def _patiently(write: Callable[[], Awaitable[Result]]) -> Result:
+    """Another process may hold its lock for seconds, a fan-out to very many for instance."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await write()
+        except Conflict:
+            continue
+    return await write()
+
+
+def _told_by_tables(row: Row) -> dict[str, Any]:
+    columns = {
+        "courseTitle": "title",
+        "courseString": "course_string",
+        "sectionNumber": "section_number",
+        "subjectCode": "subject_code",
+    }
+    return {name: row[column] for name, column in columns.items() if row[column]}
+
+
+def _limit(row: Row) -> dict[str, int]:
+    wishes = read_preferences(row["metadata"])
+    return {"id": row["id"], "most": wishes.max_notifications if wishes.wants_open else 0}
+
+
+def _duplicate(rows: Sequence[Row]) -> FlipReply:
+    return FlipReply(rows[0]["open_event_id"], 0, True, "duplicate")
+
+
+def _parameters(flip: Flip) -> dict[str, Any]:
+    return {"flip": _encode(flip).decode(), "window_seconds": WINDOW_SECONDS}
+
+
+# ── from a request to a flip ──────────────────────────────────────────────────────────────────────
+
+
+def flip_of(request: FlipRequest, now: datetime) -> Flip:
+    check_texts(request)
+    check_plain(request, "termId", "campusCode", "indexNumber", "detectedBy", "traceId")
+    section = [part.strip() for part in (request.term_id, request.campus_code, request.index_number)]
+    after = _status("statusAfter", request.status_after)
+    moment = _checked_moment(request.event_at or now, now)
+    return Flip(
+        section_id=request.section_id,
+        term_id=section[0],
+        campus_code=section[1],
+        index_number=section[2],
+        status_before=_status("statusBefore", request.status_before),
+        status_after=after,
+        seat_delta=request.seat_delta,
+        event_at=iso(moment),
+        detected_by=request.detected_by,
+        snapshot_id=request.snapshot_id,
+        dedupe_key=dedupe_key(*section, status=after, moment=moment),
+        trace_id=request.trace_id or secrets.token_hex(16),
+        payload=_checked_payload(request.payload),
+    )
+
+
+def dedupe_key(term_id: str, campus_code: str, index_number: str, *, status: str, moment: datetime) -> str:
+    """The same for all who see one opening within the same three minutes of the clock."""
+    milliseconds = int(moment.timestamp() * 1000)
+    bucket = milliseconds // (WINDOW_SECONDS * 1000)
+    text = f"{term_id}|{campus_code}|{index_number}|{status}|{bucket}"
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _status(field: str, given: str) -> Status:
+    match given.strip().upper():
+        case "OPEN":
+            return "OPEN"
+        case "CLOSED":
+            return "CLOSED"
+        case "WAIT":
+            return "WAIT"
+    raise InvalidRequest(f"{field}: it is Open, Closed or Wait", field)
+
+
+def _checked_moment(moment: datetime, now: datetime) -> datetime:
+    if moment > now + _AHEAD:
+        raise InvalidRequest("eventAt: it lies in the future; is the clock of the sender right?", "eventAt")
+    if moment.year < _FIRST_YEAR:
+        raise InvalidRequest(f"eventAt: the year must be {_FIRST_YEAR} or later", "eventAt")
+    # Milliseconds are what is stored, so that a key can be computed again from the row.
+    utc = moment.astimezone(UTC)
+    return utc.replace(microsecond=utc.microsecond // 1000 * 1000)
+
+
+def _checked_payload(payload: Mapping[str, Any] | None) -> str | None:
+    if payload is None:
+        return None
+    text = _encode(payload).decode()
+    if len(text) > _LARGEST_PAYLOAD:
+        raise InvalidRequest(f"payload: must have at most {_LARGEST_PAYLOAD:,} characters", "payload")
+    return text

@@ -1,0 +1,203 @@
+"""The rows of `open_event_notifications`: the engine's store, and the verbs that people use on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Row, instant, load_queries
+from homing.db.store import SqlStore
+from homing.engine.coalesce import Batched
+from homing.engine.model import Claim, Monotonic
+from homing.errors import DatabaseError
+from homing.lanes.open_events.notification import (
+    CHANNEL,
+    ENDED_BADLY,
+    STATES,
+    Notification,
+    OpenEvent,
+    Terms,
+    event_of,
+    subscriber_of,
+)
+
+#: A claim of more would hold another program's file locked for too long.
+_MOST_AT_ONCE = 500
+
+_encode = msgspec.json.Encoder().encode
+
+#: In place of an item that could not be read.
+_UNREAD = Notification(0, 0, None, False, datetime.fromtimestamp(0, UTC), 0.0)
+
+_CANCELLED = _encode({"code": "cancelled", "message": "cancelled by an operator"}).decode()
+
+
+class Standing(Struct, frozen=True, gc=False):
+    """What a subscription says now, as far as it decides whether and where a mail goes."""
+
+    contact_value: str | None
+    status: str | None
+    metadata: str | None
+
+
+class Notifications(SqlStore[Notification]):
+    def __init__(
+        self, database: Database, transition: Any, *, terms: Terms, monotonic: Monotonic = time.monotonic
+    ) -> None:
+        super().__init__(
+            database,
+            load_queries(__package__ or "", database.dialect),
+            # Not asked: an item is made of three queries' rows.
+            item=lambda _row: _UNREAD,
+            transition=transition,
+            parameters=msgspec.structs.asdict(terms),
+        )
+        self._monotonic = monotonic
+        #: What a subscription says now; many who ask at once cost one query.
+        self.standing: Batched[int, Standing | None] = Batched(self._standings)
+
+    # ── the engine's ─────────────────────────────────────────────────────────────────────────────
+
+    async def claim(self, limit: int) -> list[Claim[Notification]]:
+        """Locks whose time is over are taken over here, so there is nothing to rescue."""
+        # An empty claim would take the write lock of another program's file.
+        if self.database.dialect == "sqlite" and not await self.run("preview", limit=1):
+            return []
+        rows = await self.run("claim", limit=min(limit, _MOST_AT_ONCE))
+        try:
+            return await self._claims_of(rows)
+        except DatabaseError:
+            await self.release([Claim(row["id"], row["fence"], 0, _UNREAD) for row in rows])
+            raise
+
+    async def _claims_of(self, rows: Sequence[Row]) -> list[Claim[Notification]]:
+        """With what they are about. It is read after the claim, which so holds no lock meanwhile."""
+        if not rows:
+            return []
+        claimed = self._monotonic()
+        people = await self._by_id("subscribers", [row["id"] for row in rows])
+        found = await self._by_id("events", {row["open_event_id"] for row in rows})
+        events = {id: event_of(row) for id, row in found.items()}
+        # RETURNING promises no order.
+        ordered = sorted(rows, key=lambda row: row["id"])
+        return [
+            _claim_of(row, claimed, events.get(row["open_event_id"]), people.get(row["id"]))
+            for row in ordered
+        ]
+
+    async def _by_id(self, name: str, ids: Any) -> dict[int, Row]:
+        rows = await self.run(name, ids=_encode(ids).decode())
+        return {row[0]: row for row in rows}
+
+    async def _standings(self, ids: Sequence[int]) -> list[Standing | None]:
+        rows = await self.run("standings", ids=_encode(sorted(set(ids))).decode())
+        found = {row["id"]: Standing(row["contact_value"], row["status"], row["metadata"]) for row in rows}
+        return [found.get(id) for id in ids]
+
+    async def release(self, claims: Sequence[Claim[Notification]]) -> set[int]:
+        released = await super().release(claims)
+        if released:
+            self.database.announce(CHANNEL)
+        return released
+
+    async def rescue(self, limit: int) -> int:  # noqa: ARG002 - as every store is asked
+        """Nothing: a claim takes over what a dead worker held, as the contract has it."""
+        return 0
+
+    async def claim_lost(self, limit: int) -> list[Claim[Notification]]:  # noqa: ARG002 - as every store is asked
+        """Nothing: an attempt that was not completed is not charged, however often; the event expires."""
+        return []
+
+    async def sweep(self, limit: int) -> Mapping[str, int]:  # noqa: ARG002 - as every store is asked
+        """Nothing: what is expired or used up, and what was reset by hand, is claimed, and ends then."""
+        return {}
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def preview(self, limit: int) -> Sequence[Row]:
+        """Ids that a claim would take."""
+        return await self.run("preview", limit=limit)
+
+    async def get(self, id: int) -> Row | None:
+        rows = await self.run("get", id=id)
+        return rows[0] if rows else None
+
+    async def page(
+        self, *, status: str | None = None, before: int | None = None, limit: int = 20
+    ) -> Sequence[Row]:
+        """Newest first; `before` is the id that the last page ended with."""
+        query = "page_ended" if status in ENDED_BADLY else "page"
+        return await self.run(query, status=status, before=before, limit=limit)
+
+    async def counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for row in await self.run("counts"):
+            found[row["status"]] = found.get(row["status"], 0) + row["count"]
+        total = found.pop("total", 0)
+        counts = {state: found.get(state, 0) for state in STATES}
+        counts["sent"] = max(0, total - sum(counts.values()))
+        return counts
+
+    async def oldest_due(self) -> float:
+        """For how many seconds the first in the queue has been due."""
+        rows = await self.run("oldest_due")
+        return max(0.0, rows[0]["age"]) if rows else 0.0
+
+    async def reasons(self) -> Sequence[Row]:
+        """`status, code, count` of what ended badly, the most frequent first."""
+        return await self.run("reasons")
+
+    async def locks(self) -> Sequence[Row]:
+        """`locked_by, count, oldest, over`: who holds how many, and how many of these locks are over."""
+        return await self.run("locks")
+
+    async def churn(self) -> Sequence[Row]:
+        """`attempts, count` of what was tried and is still pending."""
+        return await self.run("churn")
+
+    # ── act ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def requeue(self, ids: Sequence[int]) -> list[int]:
+        """Make skipped, failed and expired ones due at once, with all attempts; the ids that were."""
+        requeued = [row["id"] for row in await self.run("requeue", ids=_encode(ids).decode())]
+        if requeued:
+            self.database.announce(CHANNEL)
+        return sorted(requeued)
+
+    async def cancel(self, ids: Sequence[int]) -> list[int]:
+        """End notifications that wait and that nobody has locked as `skipped`; the ids that were."""
+        rows = await self.run("cancel", ids=_encode(ids).decode(), error=_CANCELLED)
+        return sorted(row["id"] for row in rows)
+
+    async def ids_by_status(
+        self, status: str, *, code: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[int]:
+        """Some that are pending, skipped, failed or expired, by id; `after` is the last id seen."""
+        if status == "pending":
+            return [row["id"] for row in await self.run("pending_ids", after=after, limit=limit)]
+        rows = await self.run("ended_ids", status=status, code=code, after=after, limit=limit)
+        return [row["id"] for row in rows]
+
+
+def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | None) -> Claim[Notification]:
+    id, fence, attempts, event_id, subscription_id, dedupe_key, has_error, claimed_at = row
+    locked = instant(claimed_at)
+    assert locked is not None, "a claimed row has a lock"
+    item = Notification(
+        event_id,
+        subscription_id,
+        dedupe_key,
+        bool(has_error),
+        locked,
+        claimed,
+        event,
+        subscriber_of(person) if person is not None else None,
+        person[1] if person is not None else 0,
+        person[2] if person is not None else 0,
+    )
+    return Claim(id, fence, attempts, item)

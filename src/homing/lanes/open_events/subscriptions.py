@@ -1,0 +1,201 @@
+"""Subscriptions: asked for, confirmed by mail, changed, paused, and ended for good.
+
+    (asked for) → pending ── confirm → active ⇄ paused
+         ↑                     any state ── unsubscribe → unsubscribed
+         └──────────── asked for again ────────────────────────┘
+
+Only the owner of an address can make a subscription active. Whoever asks for one learns nothing about the
+address: the answer is the same whether it is subscribed, was once, or never.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Row, instant
+from homing.errors import NotAllowed
+from homing.lanes.open_events.links import CONFIRM_WITHIN, Links, contact_hash
+from homing.lanes.open_events.notification import CHANNEL
+from homing.lanes.open_events.preferences import with_preferences
+from homing.lanes.open_events.sql import queries_of
+from homing.lanes.open_events.wishes import Order
+
+STATES = ("pending", "active", "paused", "suppressed", "unsubscribed")
+Via = Literal["api", "one-click", "page", "link"]
+
+#: One confirmation mail per address in this time.
+CONFIRMATION_PAUSE_SECONDS = 600.0
+#: How many subscriptions one confirmation confirms at most.
+MOST_AT_ONCE = 50
+
+_HISTORY = 50
+_TRIES = 5
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Confirmation(Struct, frozen=True):
+    """A confirmation mail to be sent."""
+
+    subscription_id: int
+    email: str
+    locale: str | None
+    url: str
+    expiration_minutes: int
+    #: Not before then; None is now.
+    send_at: datetime | None
+    #: The same mail has the same one.
+    key: str
+
+
+SendConfirmation = Callable[[Confirmation], Awaitable[None]]
+
+
+class Subscriptions:
+    def __init__(
+        self,
+        database: Database,
+        links: Links,
+        *,
+        send_confirmation: SendConfirmation,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._queries = queries_of("subscriptions", database.dialect)
+        self._send_confirmation = send_confirmation
+        self.links = links
+        self.clock = clock
+
+    # ── asked for, confirmed ─────────────────────────────────────────────────────────────────────
+
+    async def subscribe(self, order: Order) -> None:
+        """Make it, unless it is there; and let the owner of the address confirm it."""
+        found = await self._run_together(
+            ("lock_contact", "subscribe", "reserve_confirmation"),
+            order=_encode(order).decode(),
+            contact_hash=order.contact_hash,
+            pause_seconds=CONFIRMATION_PAUSE_SECONDS,
+        )
+        for reserved in found["reserve_confirmation"]:
+            await self._confirm_by_mail(order, reserved)
+
+    async def _confirm_by_mail(self, order: Order, reserved: Row) -> None:
+        id = reserved["subscription_id"]
+        mail = Confirmation(
+            id,
+            order.contact_value,
+            order.locale,
+            self.links.confirm_url(id, order.contact_value, now=self.clock()),
+            int(CONFIRM_WITHIN.total_seconds() // 60),
+            instant(reserved["created_at"]) if reserved["later"] else None,
+            f"open_events-confirmation-{reserved['event_id']}",
+        )
+        try:
+            await self._send_confirmation(mail)
+        except BaseException:
+            # It was not sent, so the next request may.
+            await self._run("forget_confirmation", event_id=reserved["event_id"])
+            raise
+
+    async def waiting_for(self, contact: str) -> Sequence[Row]:
+        """What one confirmation of an address confirms."""
+        return await self._run("waiting_of_contact", contact_hash=contact_hash(contact), limit=MOST_AT_ONCE)
+
+    async def confirm(self, ids: Sequence[int], contact: str) -> list[int]:
+        """Those that became active; all must be this contact's."""
+        rows = await self._run("confirm", ids=_encode(ids).decode(), contact=contact)
+        return sorted(row["subscription_id"] for row in rows)
+
+    # ── looked at ────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, id: int) -> Row | None:
+        rows = await self._run("get", id=id)
+        return rows[0] if rows else None
+
+    async def by_foreign_token(self, token: str) -> Row | None:
+        """The row into which another program wrote this token."""
+        rows = await self._run("by_token", token=token)
+        return rows[0] if rows else None
+
+    async def history(self, id: int) -> Sequence[Row]:
+        """The last things that happened to it, newest first."""
+        return await self._run("history", id=id, limit=_HISTORY)
+
+    async def page(
+        self,
+        *,
+        section: Mapping[str, str] | None = None,
+        email: str | None = None,
+        status: str | None = None,
+        before: int | None = None,
+        limit: int = 20,
+    ) -> Sequence[Row]:
+        """Newest first; `before` is the id that the last page ended with."""
+        name = "page_of_contact" if email is not None else "page_of_section" if section else "page"
+        where: Mapping[str, Any] = section or dict.fromkeys(("term_id", "campus_code", "index_number"))
+        hashed = contact_hash(email) if email is not None else None
+        return await self._run(name, **where, contact_hash=hashed, status=status, before=before, limit=limit)
+
+    # ── changed ──────────────────────────────────────────────────────────────────────────────────
+
+    async def change(self, id: int, changes: Mapping[str, Any], locale: str | None) -> Row | None:
+        """Change preferences, and the locale if one is given; the row as it is then, or None."""
+        for _ in range(_TRIES):
+            row = await self.get(id)
+            if row is None or await self._changed(row, changes, locale):
+                return await self.get(id)
+        raise NotAllowed("somebody else is changing this subscription; try again")
+
+    async def _changed(self, row: Row, changes: Mapping[str, Any], locale: str | None) -> bool:
+        metadata: str | None = row["metadata"]
+        found = await self._run_together(
+            ("change", "look_again"),
+            id=row["subscription_id"],
+            metadata=with_preferences(metadata, changes) if changes else metadata,
+            old_metadata=metadata,
+            locale=locale or row["locale"],
+            old_locale=row["locale"],
+        )
+        if found["change"]:
+            self._database.announce(CHANNEL)
+        return bool(found["change"])
+
+    async def pause(self, id: int, via: Via) -> bool:
+        return await self._move(id, "active", "paused", via)
+
+    async def resume(self, id: int, via: Via) -> bool:
+        """How often it may be notified is counted anew from here."""
+        return await self._move(id, "paused", "active", via)
+
+    async def _move(self, id: int, old: str, new: str, via: Via) -> bool:
+        payload = _encode({"from": old, "to": new, "via": via}).decode()
+        return bool(await self._run("change_status", id=id, old=old, new=new, payload=payload))
+
+    async def unsubscribe(self, id: int, via: Via) -> None:
+        """For good, with all that is queued; a second time changes nothing."""
+        await self._run("unsubscribe", id=id, via=via)
+
+    # ── queries ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
+        return await self._database.fetch(self._queries[name], parameters)
+
+    async def _run_together(self, names: Sequence[str], **parameters: Any) -> Mapping[str, Sequence[Row]]:
+        present = [name for name in names if name in self._queries]
+        rows = await self._database.fetch_all([self._queries[name] for name in present], parameters)
+        return dict(zip(present, rows, strict=True))
+
+
+def new_token() -> str:
+    """For the column `unsubscribe_token`: links of the other program's own use it."""
+    return secrets.token_urlsafe(24)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
