@@ -10,6 +10,7 @@ import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.email_log.orders import EmailRequest, order_of
 from homing.lanes.mail_outbox.mail import NewMail
 from homing.lanes.mail_outbox.outbox import new_token
+from homing.lanes.open_events.fanout import FlipRequest, flip_of
+from homing.lanes.open_events.wishes import SubscriptionRequest
+from homing.lanes.open_events.wishes import order_of as subscription_of
 from homing.senders.caught_mail import CaughtMail
 from homing.service import Stop, run
 from homing.settings import Settings, load_settings, require_loopback
@@ -40,6 +44,10 @@ _FIRST_BATCH = 25
 _REPORT_EVERY = 2.0
 #: One email of the brokered lane for so many mails.
 _EMAIL_EVERY = 4
+#: One section flips for so many mails.
+_FLIP_EVERY = 12
+_COURSES = ("Introduction to Computer Science", "Linear Algebra", "Modern Chinese I")
+_FIRST_SECTION = 9214
 _PEOPLE = ("ann", "bo", "chiara", "deniz", "esra", "femi", "goran", "hana")
 _SUBJECTS = (
     "Your order has shipped",
@@ -128,6 +136,7 @@ async def _run(
         asyncio.create_task(samples.send_mails(rate)),
         asyncio.create_task(samples.send_jobs(rate)),
         asyncio.create_task(samples.send_emails(rate)),
+        asyncio.create_task(samples.open_seats(rate)),
         asyncio.create_task(_shelve(homing, accepted)),
         asyncio.create_task(_report(homing, tell)),
     ]
@@ -145,6 +154,7 @@ def _welcome(homing: Homing, address: str, tell: Tell) -> None:
     for line in (
         f"[bold]Homing demo[/]: {address}/ shows mails and webhooks on their way; API: {address}/docs",
         "Receipts go by way of a broker, here in memory: a scheduler publishes, a sender consumes.",
+        "Seats open in courses, and the students who subscribed to them get a mail each.",
         "A relay beside it defers one mail in five, refuses some and hangs up at times.",
         "A receiver beside it verifies each webhook's signature and plays three partners: one fails now and",
         "then, and always on one path; one asks for a pause at times (429); one is down, so its jobs wait.",
@@ -153,6 +163,7 @@ def _welcome(homing: Homing, address: str, tell: Tell) -> None:
         f"  dead letters        curl {api}/dead",
         f"  paused or broken    curl {api}/targets",
         f"  emails by a broker  curl '{address}/api/emails?limit=5'",
+        f"  open seats          curl '{address}/api/notifications?limit=5'",
         f"  all lanes           homing status --database-url {homing.settings.database_url}",
         "Stop with Ctrl-C.",
     ):
@@ -168,7 +179,11 @@ async def _report(homing: Homing, tell: Tell) -> None:
 async def _counts(homing: Homing) -> str:
     mails, jobs = await homing.outbox.counts(), await homing.jobs.counts()
     emails = await homing.emails.counts()
-    return f"mails: {_in_words(mails)} · webhooks: {_in_words(jobs)} · emails: {_in_words(emails)}"
+    seats = await homing.notifications.counts()
+    return (
+        f"mails: {_in_words(mails)} · webhooks: {_in_words(jobs)} · emails: {_in_words(emails)} · "
+        f"notifications: {_in_words(seats)}"
+    )
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
@@ -273,6 +288,24 @@ class _Samples:
             await self._homing.email_orders.place(order_of(_email(number)))
             await asyncio.sleep(_EMAIL_EVERY / rate)
 
+    async def open_seats(self, rate: float) -> None:
+        """Students subscribe to one section after the other, and each opens soon after."""
+        for number in itertools.count():
+            index, title = f"{_FIRST_SECTION + number:05}", _COURSES[number % len(_COURSES)]
+            await self._subscribe_students(index)
+            flip = flip_of(_flip(index, title), now=datetime.now(UTC))
+            await self._homing.notifications_part.fanout.record(flip)
+            await asyncio.sleep(_FLIP_EVERY / rate)
+
+    async def _subscribe_students(self, index: str) -> None:
+        """As if each had followed the link in the confirmation mail."""
+        subscriptions = self._homing.notifications_part.subscriptions
+        for name in _PEOPLE:
+            order = subscription_of(_subscription(index, name), new_token())
+            await subscriptions.subscribe(order)
+            waiting = await subscriptions.waiting_for(order.contact_value)
+            await subscriptions.confirm([row["subscription_id"] for row in waiting], order.contact_value)
+
     def _jobs(self) -> Iterator[NewJob]:
         for number in itertools.count(1):
             yield from self._order(number)
@@ -315,6 +348,20 @@ def _email(number: int) -> EmailRequest:
         body=f"Hello {name.capitalize()},\n\nthank you for your payment {number}.\n",
         messageKey=f"receipt-{number}",
     )
+
+
+def _subscription(index: str, name: str) -> SubscriptionRequest:
+    return SubscriptionRequest(
+        term_id="2027-1", campus_code="NB", index_number=index, email=f"{name}@students.example",
+        locale="zh-CN" if name == "hana" else "en-US",
+    )  # fmt: skip
+
+
+def _flip(index: str, title: str) -> FlipRequest:
+    return FlipRequest(
+        term_id="2027-1", campus_code="NB", index_number=index, status_before="CLOSED", status_after="OPEN",
+        detected_by="demo", payload={"courseTitle": title, "sectionNumber": "03"},
+    )  # fmt: skip
 
 
 def _mail(number: int) -> NewMail:

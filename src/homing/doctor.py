@@ -13,7 +13,7 @@ from msgspec import Struct
 from homing.app import Homing, opened, warnings_for
 from homing.brokers.findings import broker_findings
 from homing.brokers.router import queue_of
-from homing.db import Query, redact
+from homing.db import Database, Query, redact
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
 from homing.senders.egress import parse_networks
@@ -48,9 +48,9 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
         yield Finding("database", True, redact(homing.settings.database_url))
         async for finding in _database_findings(homing):
             yield finding
-    if homing.jobs_database is not homing.database:
-        async for finding in _jobs_database(homing):
-            yield finding
+    async for finding in _other_databases(homing):
+        yield finding
+    yield _notification_templates(homing)
     async for finding in _mail_findings(homing):
         yield finding
     async for finding in _brokers(homing):
@@ -73,17 +73,35 @@ async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
             yield await _attempt_weeks(homing)
 
 
-async def _jobs_database(homing: Homing) -> AsyncIterator[Finding]:
-    """Where dispatch jobs have a database of their own."""
-    place = (homing.settings.jobs_database_url or "").partition("://")[2].rpartition("@")[2].partition("?")[0]
+async def _other_databases(homing: Homing) -> AsyncIterator[Finding]:
+    """Where dispatch jobs have a database of their own, and where another program keeps its subscriptions."""
+    settings = homing.settings
+    for name, database, url in (
+        ("jobs", homing.jobs_database, settings.jobs_database_url),
+        ("notify", homing.notify_database, settings.notify_database_url),
+    ):
+        if url is not None:
+            async for finding in _other_database(name, database, url):
+                yield finding
+
+
+async def _other_database(name: str, database: Database, url: str) -> AsyncIterator[Finding]:
     try:
-        findings = await homing.jobs_database.findings()
+        findings = await database.findings()
     except DatabaseError as error:
-        yield Finding("jobs database", False, f"{error}; check HOMING_JOBS_DATABASE_URL")
+        yield Finding(f"{name} database", False, f"{error}; check HOMING_{name.upper()}_DATABASE_URL")
         return
-    yield Finding("jobs database", True, place)
-    for name, well, detail in findings:
-        yield Finding(name, well, detail)
+    yield Finding(f"{name} database", True, url.partition("://")[2].rpartition("@")[2].partition("?")[0])
+    for check, well, detail in findings:
+        yield Finding(check, well, detail)
+
+
+def _notification_templates(homing: Homing) -> Finding:
+    try:
+        homing.notifications_part.check_templates()
+    except SettingsError as error:
+        return Finding("notification templates", False, str(error))
+    return Finding("notification templates", True, ", ".join(homing.notifications_part.locales))
 
 
 async def _brokers(homing: Homing) -> AsyncIterator[Finding]:

@@ -41,6 +41,8 @@ async def run(
     async with _serving(homing, api=api) as address, _maintaining(lines):
         homing.ground.address = address or None
         lanes = list(work)
+        if "open_events" in lanes:
+            homing.notifications_part.check_templates()
         workers = [worker for lane in lanes for worker in homing.workers(lane)]
         if api or "dispatch_jobs" in lanes:
             workers += homing.publishers()

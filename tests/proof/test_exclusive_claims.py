@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.conftest import IN_FULL
 
 from homing.db import Query, connect
 from homing.lanes.mail_outbox.lane import transition
@@ -18,6 +19,7 @@ from homing.lanes.mail_outbox.outbox import MailOutbox
 pytestmark = pytest.mark.slow
 
 BATCH = 500
+ON_POSTGRES, ON_SQLITE = (100_000, 20_000) if IN_FULL else (30_000, 10_000)
 
 _FILL = """
 WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {rows})
@@ -94,16 +96,16 @@ def assert_each_once(claimed: Sequence[Sequence[int]], rows: int) -> None:
 
 
 @pytest.mark.clause("OUT-04")
-async def test_eight_processes_claim_100_000_rows_on_postgres(postgres_url: str, tmp_path: Path) -> None:
-    await fill(postgres_url, 100_000)
+async def test_eight_processes_claim_all_rows_on_postgres(postgres_url: str, tmp_path: Path) -> None:
+    await fill(postgres_url, ON_POSTGRES)
     claimed = await asyncio.to_thread(run_claimers, postgres_url, 8, tmp_path)
-    assert_each_once(claimed, 100_000)
-    assert await status_counts(postgres_url) == {("dispatching", 1): 100_000}
+    assert_each_once(claimed, ON_POSTGRES)
+    assert await status_counts(postgres_url) == {("dispatching", 1): ON_POSTGRES}
 
 
 @pytest.mark.clause("OUT-04")
-async def test_four_processes_claim_20_000_rows_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
-    await fill(sqlite_url, 20_000)
+async def test_four_processes_claim_all_rows_on_sqlite(sqlite_url: str, tmp_path: Path) -> None:
+    await fill(sqlite_url, ON_SQLITE)
     claimed = await asyncio.to_thread(run_claimers, sqlite_url, 4, tmp_path)
-    assert_each_once(claimed, 20_000)
-    assert await status_counts(sqlite_url) == {("dispatching", 1): 20_000}
+    assert_each_once(claimed, ON_SQLITE)
+    assert await status_counts(sqlite_url) == {("dispatching", 1): ON_SQLITE}

@@ -334,33 +334,28 @@ class ProviderConformance(SenderConformance):
 
     # When the line is bad
 
-    async def test_silence_after_the_last_byte_is_unknown(self, bench: ProviderBench) -> None:
-        bench.next(Answer(silent=True))
-        await self._unknown(bench, bench.open("timeout=0.3"))
-
-    async def test_an_answer_that_drips_for_too_long_is_unknown(self, bench: ProviderBench) -> None:
-        bench.next(Answer(status=200, drip=0.2, body=b"." * 50))
-        await self._unknown(bench, bench.open("timeout=0.5"))
-
-    async def test_a_reset_after_the_body_is_unknown(self, bench: ProviderBench) -> None:
-        bench.next(Answer(raw=b"", reset=True))
-        await self._unknown(bench, bench.open())
-
-    async def test_no_http_at_all_is_unknown(self, bench: ProviderBench) -> None:
-        bench.next(Answer(raw=b"220 mail.example ESMTP\r\n", close=True))
-        await self._unknown(bench, bench.open())
-
-    async def test_a_success_that_says_nothing_is_unknown(self, bench: ProviderBench) -> None:
-        bench.next(Answer(status=200, body=b"<html>Please log in to this network</html>"))
-        await self._unknown(bench, bench.open())
-
-    async def _unknown(self, bench: ProviderBench, sender: ApiSender) -> None:
-        result = await sender.send(mail())
-        await sender.close()
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            pytest.param(Answer(silent=True), id="silence"),
+            pytest.param(Answer(status=200, drip=0.2, body=b"." * 50), id="byte by byte"),
+            pytest.param(Answer(raw=b"", reset=True), id="reset"),
+            pytest.param(Answer(raw=b"220 mail.example ESMTP\r\n", close=True), id="no http"),
+            pytest.param(Answer(status=200, body=b"<html>Please log in</html>"), id="another's page"),
+        ],
+    )
+    async def test_no_answer_after_the_last_byte_is_unknown(
+        self, bench: ProviderBench, answer: Answer
+    ) -> None:
+        # On a connection that is open already the request is written at once, however busy the machine is.
+        await bench.sender.send(mail())
+        vars(bench.api._api)["_timeout"] = 0.3
+        bench.next(answer)
+        result = await bench.sender.send(mail())
         assert (result.status, code_of(result), result.unknown) == ("retryable", SendErrorCode.UNKNOWN, True)
         assert (result.attempted, result.verdicts) == (True, {})
-        # Whatever it was, it was asked for once.
-        assert bench.peer.sink.count == 1
+        # Whatever became of it, it was asked for once.
+        assert bench.peer.sink.count == 2
 
     async def test_a_reset_before_the_last_byte_is_known(self, bench: ProviderBench) -> None:
         # More than the system takes at once, to somebody who reads the headers and hangs up.

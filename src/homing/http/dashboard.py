@@ -32,6 +32,8 @@ from homing.lanes.dispatch_jobs.view import JobView, job_number
 from homing.lanes.email_log.log import EmailLog
 from homing.lanes.email_log.view import listed as listed_email
 from homing.lanes.mail_outbox.outbox import MailOutbox
+from homing.lanes.open_events.notifications import Notifications
+from homing.lanes.open_events.view import listed as listed_notification
 from homing.senders.caught_mail import Shelf
 
 _pages = Environment(
@@ -57,6 +59,8 @@ class Dashboard(Controller):
         jobs_backlog: NamedDependency[Backlog],
         emails: NamedDependency[EmailLog],
         emails_backlog: NamedDependency[Backlog],
+        notifications: NamedDependency[Notifications],
+        notifications_backlog: NamedDependency[Backlog],
         shelf: NamedDependency[Shelf],
         provider: NamedDependency[str],
     ) -> str:
@@ -70,6 +74,8 @@ class Dashboard(Controller):
             targets=await held_back(dispatch_jobs),
             emails_backlog=await emails_backlog.look(),
             emails=[listed_email(row) for row in await emails.page(limit=_LATEST)],
+            seats_backlog=await notifications_backlog.look(),
+            seats=[listed_notification(row) for row in await notifications.page(limit=_LATEST)],
             caught=[_listed(row) for row in await shelf.list(30)],
         )
 

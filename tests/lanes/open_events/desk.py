@@ -1,4 +1,4 @@
-"""Flips and subscriptions on a database of the test's own, and plain SQL on it, as another program uses it."""
+"""Flips and subscriptions on a database of the test's own, and plain SQL on it, as another program does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from homing.db.migrate import load_migrations, migrate
 from homing.db.queries import parse_queries
 from homing.http.app import build_app
 from homing.http.server import serving
-from homing.lanes.open_events.api import SeatEvents, SubscriptionDesk
+from homing.lanes.open_events.api import ROUTES
 from homing.lanes.open_events.fanout import Fanout, FlipReply, FlipRequest, flip_of
 from homing.lanes.open_events.links import LinkKeys, Links, contact_hash
+from homing.lanes.open_events.notification import Terms
+from homing.lanes.open_events.notifications import Notifications
 from homing.lanes.open_events.pages import PageTerms, subscriber_pages
 from homing.lanes.open_events.subscriptions import Confirmation, Subscriptions, new_token
 from homing.lanes.open_events.wishes import SubscriptionRequest, order_of
@@ -157,13 +159,13 @@ async def opened_desk(database_url: str) -> AsyncIterator[Desk]:
 async def served_desk(database_url: str) -> AsyncIterator[Desk]:
     """The same behind a real HTTP server."""
     async with opened_desk(database_url) as desk:
-        routes = [SeatEvents, SubscriptionDesk, subscriber_pages()]
         given = {
+            "notifications": Notifications(desk.database, None, terms=Terms("test", 120, 86400)),
             "fanout": desk.fanout,
             "subscriptions": desk.subscriptions,
             "page_terms": PageTerms(("en-US", "zh-CN")),
         }
-        app = build_app(routes, given, desk.telemetry, static=False)
+        app = build_app([*ROUTES, subscriber_pages()], given, desk.telemetry, static=False)
         async with (
             serving(app, "127.0.0.1", 0) as desk.address,
             httpx.AsyncClient(base_url=desk.address, timeout=30) as desk.client,

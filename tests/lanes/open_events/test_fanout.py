@@ -177,6 +177,22 @@ async def test_an_opening_marks_its_section_and_finds_its_id(desk: Desk) -> None
     assert [row["open_status"] for row in states] == ["OPEN", "CLOSED"]
 
 
+async def test_what_the_mail_will_say_is_kept_as_it_was(desk: Desk) -> None:
+    """As the event was told, else as the tables have it at that time."""
+    course = await desk.insert("courses", "course_id", course_string="01:640:151", title="Calculus")
+    await desk.insert(
+        "sections", "section_id", **SECTION, course_id=course, section_number="07", subject_code="640"
+    )
+    await desk.flip(payload={"courseTitle": "Calculus I", "snapshotHash": "abc"})
+    payload = (await desk.sql("SELECT payload FROM open_events"))[0]["payload"]
+    assert json.loads(payload) == {
+        "courseTitle": "Calculus I", "courseString": "01:640:151", "sectionNumber": "07",
+        "subjectCode": "640", "snapshotHash": "abc",
+    }  # fmt: skip
+    await desk.flip(indexNumber="unknown")
+    assert (await desk.sql("SELECT payload FROM open_events"))[1]["payload"] is None
+
+
 # ── who is told ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -263,7 +279,8 @@ async def test_very_many_subscribers_are_told_by_one_statement(desk: Desk) -> No
     """What `docs/open_events.md` gives a figure for; here only that it is right."""
     numbers = {
         "postgres": "SELECT n FROM generate_series(1, 5000) AS g(n)",
-        "sqlite": "WITH RECURSIVE g(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM g WHERE n < 5000) SELECT n FROM g",
+        "sqlite": """WITH RECURSIVE g(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM g WHERE n < 5000)
+            SELECT n FROM g""",
     }[desk.database.dialect]
     await desk.sql(
         f"""INSERT INTO subscriptions (term_id, campus_code, index_number, contact_value, status, metadata)

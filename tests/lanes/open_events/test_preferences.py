@@ -53,7 +53,7 @@ def test_all_preferences_are_read() -> None:
     "metadata",
     [
         None, "", " ", "null", "[]", "5", '"text"', "{}", "{", '{"preferences": 5}', '{"preferences": {}}',
-        '{"preferences": {"notifyOn": 5, "snoozeUntil": 5, "maxNotifications": "many", "deliveryWindow": []}}',
+        '{"preferences": {"notifyOn": 5, "snoozeUntil": 5, "maxNotifications": "x", "deliveryWindow": []}}',
         '{"snoozeUntil": "tomorrow", "maxNotifications": true}', '{"maxNotifications": -1}',
         '{"maxNotifications": 1.5}', '{"maxNotifications": 1e400}', '{"snoozeUntil": ""}',
         '{"deliveryWindow": {"startMinutes": 480}}',

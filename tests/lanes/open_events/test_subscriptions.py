@@ -260,7 +260,11 @@ async def test_changes_keep_what_is_not_ours(desk: Desk) -> None:
 
 async def test_changes_at_the_same_time_are_all_kept(desk: Desk) -> None:
     id = await desk.subscriber()
-    some = [{"maxNotifications": 7}, {"notifyOn": ["open"]}, {"snoozeUntil": "2030-01-01T00:00:00.000Z"}]
+    some: list[dict[str, Any]] = [
+        {"maxNotifications": 7},
+        {"notifyOn": ["open"]},
+        {"snoozeUntil": "2030-01-01T00:00:00.000Z"},
+    ]
     await asyncio.gather(*(desk.subscriptions.change(id, change, None) for change in some))
     wishes = json.loads((await desk.row(id))["metadata"])["preferences"]
     assert wishes == {

@@ -717,3 +717,34 @@ UNION ALL
 SELECT id, created_at FROM failing WHERE is_last
 ORDER BY created_at DESC, id DESC
 LIMIT :limit
+
+-- fragment: ended
+max(o.created_at, o.updated_at, coalesce(o.completed_at, o.created_at))
+
+-- fragment: prunable
+-- CROSS JOIN keeps this order: by id, without the indexes of states.
+dispatch_job AS o CROSS JOIN json_each(:ages) AS a
+WHERE +o.status IN ('COMPLETED', 'ERROR', 'CANCELLED') AND +o.status = json_extract(a.value, '$.state')
+  AND {ended} < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', json_extract(a.value, '$.seconds')))
+
+-- fragment: chosen
+SELECT o.id FROM {prunable} AND o.id IN (SELECT value FROM json_each(:ids))
+
+-- name: prune_window
+SELECT max(id) AS last,
+    min(created_at) < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', :youngest)) AS old
+FROM (SELECT id, created_at FROM dispatch_job WHERE id > :after ORDER BY id LIMIT :window)
+
+-- name: prune_survey
+SELECT o.status AS state, count(*) AS count, min({ended}) AS oldest
+FROM {prunable} AND o.id > :after AND o.id <= :until
+GROUP BY 1
+
+-- name: prune_candidates
+SELECT o.id AS id FROM {prunable} AND o.id > :after AND o.id <= :until ORDER BY o.id LIMIT :limit
+
+-- name: prune
+DELETE FROM dispatch_job_metadata WHERE dispatch_job_id IN ({chosen});
+DELETE FROM dispatch_job_headers WHERE dispatch_job_id IN ({chosen});
+DELETE FROM dispatch_attempt WHERE dispatch_job_id IN ({chosen});
+DELETE FROM dispatch_job WHERE id IN ({chosen}) RETURNING status AS state

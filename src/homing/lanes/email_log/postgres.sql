@@ -300,3 +300,43 @@ FROM email_log
 WHERE status = 'Failed' AND next_attempt_at <= now()
 ORDER BY next_attempt_at
 LIMIT 1
+
+-- fragment: ended
+greatest(e.created_at, e.sent_at, e.last_attempt_at, e.last_queued_at, e.announced_at)
+
+-- fragment: prunable
+-- Not before the dead letter queue was told, and nothing that somebody holds.
+email_log AS e
+JOIN json_to_recordset(:ages::json) AS a(state text, seconds double precision) ON a.state = e.status
+WHERE (e.status = 'Sent' OR e.status = 'Dead' AND e.announced_at IS NOT NULL)
+  AND e.locked_by IS NULL AND (e.locked_until IS NULL OR e.locked_until < now())
+  AND {ended} < now() - make_interval(secs => a.seconds)
+
+-- name: prune_window
+SELECT max(id) AS last, min(created_at) < now() - make_interval(secs => :youngest) AS old
+FROM (SELECT id, created_at FROM email_log WHERE id > :after ORDER BY id LIMIT :window) AS ahead
+
+-- name: prune_survey
+SELECT e.status AS state, count(*) AS count, min({ended}) AS oldest
+FROM {prunable} AND e.id > :after AND e.id <= :until
+GROUP BY 1
+
+-- name: prune_candidates
+SELECT e.id AS id FROM {prunable} AND e.id > :after AND e.id <= :until ORDER BY e.id LIMIT :limit
+
+-- name: prune
+-- With their keys. Locks only what has ended, which no claim looks at, and waits for nobody.
+WITH chosen AS MATERIALIZED (
+    SELECT e.id AS id FROM {prunable}
+      AND e.id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+    ORDER BY e.id
+    FOR UPDATE OF e SKIP LOCKED
+), gone AS (
+    DELETE FROM email_log AS e USING chosen WHERE e.id = chosen.id RETURNING e.id, e.message_key, e.status
+), keys AS (
+    DELETE FROM email_idempotency AS k
+    USING gone
+    WHERE k.message_key = ANY (ARRAY(SELECT message_key FROM gone))
+      AND k.message_key = gone.message_key AND k.email_id = gone.id
+)
+SELECT status AS state FROM gone

@@ -238,3 +238,37 @@ FROM email_log
 WHERE status = 'Failed' AND next_attempt_at <= {now}
 ORDER BY next_attempt_at
 LIMIT 1
+
+-- fragment: ended
+max(e.created_at, coalesce(e.sent_at, e.created_at), coalesce(e.last_attempt_at, e.created_at),
+    coalesce(e.last_queued_at, e.created_at), coalesce(e.announced_at, e.created_at))
+
+-- fragment: prunable
+-- CROSS JOIN keeps this order: by id, without the index of states.
+email_log AS e CROSS JOIN json_each(:ages) AS a
+WHERE +e.status = json_extract(a.value, '$.state')
+  AND (+e.status = 'Sent' OR +e.status = 'Dead' AND e.announced_at IS NOT NULL)
+  AND +e.locked_by IS NULL AND (e.locked_until IS NULL OR e.locked_until < {now})
+  AND {ended} < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', json_extract(a.value, '$.seconds')))
+
+-- name: prune_window
+SELECT max(id) AS last,
+    min(created_at) < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', :youngest)) AS old
+FROM (SELECT id, created_at FROM email_log WHERE id > :after ORDER BY id LIMIT :window)
+
+-- name: prune_survey
+SELECT e.status AS state, count(*) AS count, min({ended}) AS oldest
+FROM {prunable} AND e.id > :after AND e.id <= :until
+GROUP BY 1
+
+-- name: prune_candidates
+SELECT e.id AS id FROM {prunable} AND e.id > :after AND e.id <= :until ORDER BY e.id LIMIT :limit
+
+-- name: prune
+DELETE FROM email_idempotency
+WHERE message_key IN (SELECT e.message_key FROM {prunable} AND e.id IN (SELECT value FROM json_each(:ids)))
+  AND email_id IN (SELECT value FROM json_each(:ids));
+
+DELETE FROM email_log
+WHERE id IN (SELECT e.id FROM {prunable} AND e.id IN (SELECT value FROM json_each(:ids)))
+RETURNING status AS state

@@ -308,3 +308,35 @@ FROM mail_outbox
 WHERE status = 'queued' AND next_attempt_at <= now()
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT 1
+
+-- fragment: ended
+-- No column says when a mail ended; it was not before the latest of these.
+greatest(o.created_at, o.sent_at, o.last_attempt_at, o.next_attempt_at, CASE WHEN o.status = 'expired' THEN o.expires_at END)
+
+-- fragment: prunable
+mail_outbox AS o
+JOIN json_to_recordset(:ages::json) AS a(state text, seconds double precision) ON a.state = o.status
+WHERE o.status IN ('sent', 'failed', 'cancelled', 'expired')
+  AND {ended} < now() - make_interval(secs => a.seconds)
+
+-- name: prune_window
+SELECT max(id) AS last, min(created_at) < now() - make_interval(secs => :youngest) AS old
+FROM (SELECT id, created_at FROM mail_outbox WHERE id > :after ORDER BY id LIMIT :window) AS ahead
+
+-- name: prune_survey
+SELECT o.status AS state, count(*) AS count, min({ended}) AS oldest
+FROM {prunable} AND o.id > :after AND o.id <= :until
+GROUP BY 1
+
+-- name: prune_candidates
+SELECT o.id AS id FROM {prunable} AND o.id > :after AND o.id <= :until ORDER BY o.id LIMIT :limit
+
+-- name: prune
+-- Locks only what has ended, which no claim looks at, and waits for nobody.
+WITH chosen AS MATERIALIZED (
+    SELECT o.id AS id FROM {prunable}
+      AND o.id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+    ORDER BY o.id
+    FOR UPDATE OF o SKIP LOCKED
+)
+DELETE FROM mail_outbox AS o USING chosen WHERE o.id = chosen.id RETURNING o.status AS state

@@ -263,3 +263,31 @@ FROM mail_outbox
 WHERE status = 'queued' AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT 1
+
+-- fragment: ended
+max(o.created_at, coalesce(o.sent_at, o.created_at), coalesce(o.last_attempt_at, o.created_at), o.next_attempt_at,
+    CASE WHEN o.status = 'expired' AND o.expires_at IS NOT NULL THEN o.expires_at ELSE o.created_at END)
+
+-- fragment: prunable
+-- CROSS JOIN keeps this order: by id, without the index of states.
+mail_outbox AS o CROSS JOIN json_each(:ages) AS a
+WHERE +o.status IN ('sent', 'failed', 'cancelled', 'expired') AND o.status = json_extract(a.value, '$.state')
+  AND {ended} < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', json_extract(a.value, '$.seconds')))
+
+-- name: prune_window
+SELECT max(id) AS last,
+    min(created_at) < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', :youngest)) AS old
+FROM (SELECT id, created_at FROM mail_outbox WHERE id > :after ORDER BY id LIMIT :window)
+
+-- name: prune_survey
+SELECT o.status AS state, count(*) AS count, min({ended}) AS oldest
+FROM {prunable} AND o.id > :after AND o.id <= :until
+GROUP BY 1
+
+-- name: prune_candidates
+SELECT o.id AS id FROM {prunable} AND o.id > :after AND o.id <= :until ORDER BY o.id LIMIT :limit
+
+-- name: prune
+DELETE FROM mail_outbox
+WHERE id IN (SELECT o.id FROM {prunable} AND o.id IN (SELECT value FROM json_each(:ids)))
+RETURNING status AS state

@@ -14,12 +14,22 @@ from msgspec import Struct
 from homing.db import Row
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.open_events.fanout import Fanout, FlipReply, FlipRequest, flip_of
+from homing.lanes.open_events.notification import STATES as NOTIFICATION_STATES
+from homing.lanes.open_events.notifications import Notifications
+from homing.lanes.open_events.requeue import RequeueReply, RequeueRequest, requeue_ended
 from homing.lanes.open_events.subscriptions import STATES, Subscriptions, new_token
 from homing.lanes.open_events.subscriptions_view import (
     SubscriptionSummary,
     SubscriptionView,
     listed_subscription,
     shown_subscription,
+)
+from homing.lanes.open_events.view import (
+    NotificationSummary,
+    NotificationView,
+    listed,
+    notification_number,
+    shown,
 )
 from homing.lanes.open_events.wishes import (
     ChangeRequest,
@@ -178,12 +188,12 @@ class SubscriptionDesk(Controller):
         """Of one section (`termId`, `campusCode` and `indexNumber` together), of one address, or all."""
         if status is not None and status not in STATES:
             raise InvalidRequest(f"status must be one of {', '.join(STATES)}", "status")
-        check_limit(limit)
+        _check_limit(limit)
         rows = await subscriptions.page(
             section=_section(term_id, campus_code, index_number),
             email=checked_email(email) if email is not None else None,
             status=status,
-            before=checked_cursor(before),
+            before=_checked_cursor(before),
             limit=limit,
         )
         items = [listed_subscription(row) for row in rows]
@@ -242,6 +252,87 @@ class SubscriptionDesk(Controller):
         return await _shown(subscriptions, id)
 
 
+# ── notifications ────────────────────────────────────────────────────────────────────────────────
+
+
+class NotificationPage(Struct, frozen=True):
+    """Notifications, newest first."""
+
+    items: list[NotificationSummary]
+    #: What to give as `before` to go on; null at the end.
+    next: str | None
+
+
+class NotificationDesk(Controller):
+    """The mails that openings cause."""
+
+    path = "/api/notifications"
+    tags = ("open_events",)
+
+    @get("/", summary="Notifications, newest first", responses=_errors(400, 404))
+    async def list(
+        self,
+        notifications: NamedDependency[Notifications],
+        status: FromQuery[str | None] = None,
+        before: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> NotificationPage:
+        if status is not None and status not in NOTIFICATION_STATES:
+            raise InvalidRequest(f"status must be one of {', '.join(NOTIFICATION_STATES)}", "status")
+        _check_limit(limit)
+        cursor = notification_number(before) if before else None
+        rows = await notifications.page(status=status, before=cursor, limit=limit)
+        items = [listed(row) for row in rows]
+        return NotificationPage(items, items[-1].id if len(items) == limit else None)
+
+    @post(
+        "/requeue",
+        status_code=200,
+        summary="Send ended notifications again",
+        responses=_errors(400, 413, 415),
+    )
+    async def requeue_some(
+        self, notifications: NamedDependency[Notifications], data: JSONBody[RequeueRequest]
+    ) -> RequeueReply:
+        """By how they ended, and of what; without `dryRun: false` they are only counted."""
+        return await requeue_ended(notifications, data)
+
+    @get("/{id:str}", summary="One notification", responses=_errors(404))
+    async def get(self, notifications: NamedDependency[Notifications], id: FromPath[str]) -> NotificationView:
+        return shown(await _notification(notifications, id))
+
+    @post(
+        "/{id:str}/requeue",
+        status_code=200,
+        summary="Send an ended notification again",
+        responses=_errors(404, 409),
+    )
+    async def requeue(
+        self, notifications: NamedDependency[Notifications], id: FromPath[str]
+    ) -> NotificationView:
+        """It has all its attempts again. Who has unsubscribed gets no mail all the same."""
+        row = await _notification(notifications, id)
+        if not await notifications.requeue([row["id"]]):
+            raise NotAllowed(
+                f"a notification that is {row['status']} cannot be requeued: only skipped, failed or expired"
+            )
+        return shown(await _notification(notifications, id))
+
+
+async def _notification(notifications: Notifications, id: str) -> Row:
+    row = await notifications.get(notification_number(id))
+    if row is None:
+        raise NotFound(f"there is no notification {id}")
+    return row
+
+
+#: In the order of the documentation.
+ROUTES = (SeatEvents, SubscriptionDesk, NotificationDesk)
+
+
+# ── what they share ──────────────────────────────────────────────────────────────────────────────
+
+
 def _section(term_id: str | None, campus_code: str | None, index_number: str | None) -> dict[str, str] | None:
     given = {"term_id": term_id, "campus_code": campus_code, "index_number": index_number}
     named = {name: value for name, value in given.items() if value}
@@ -252,12 +343,12 @@ def _section(term_id: str | None, campus_code: str | None, index_number: str | N
     return named or None
 
 
-def check_limit(limit: int) -> None:
+def _check_limit(limit: int) -> None:
     if not 1 <= limit <= 100:
         raise InvalidRequest("limit must be from 1 to 100", "limit")
 
 
-def checked_cursor(before: int | None) -> int | None:
+def _checked_cursor(before: int | None) -> int | None:
     if before is not None and not 0 <= before <= _LARGEST_ID:
         raise InvalidRequest("before is the id that the last page ended with", "before")
     return before

@@ -172,7 +172,7 @@ class Fanout:
                 return FlipReply(row["open_event_id"], row["notifications"], False, "opened")
 
     async def _payload(self, flip: Flip) -> str | None:
-        """What the mail will say of the section, as it was when it opened: as told, else as the tables have it."""
+        """What a mail will say of the section, as of now: as it was told, else as the tables have it."""
         known = [_told_by_tables(row) for row in await self._run("section", **flip.section)]
         said = {**(known[0] if known else {}), **msgspec.json.decode(flip.payload or "{}")}
         return _encode(said).decode() if said else None

@@ -4,10 +4,11 @@
 -- made by strftime; those of others are any ISO text, and may be nonsense.
 
 -- fragment: now
-strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+-- In a query of its own, which is asked once and not for each row.
+(SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 
 -- fragment: lock_end
-strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lock_ttl_seconds))
+(SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lock_ttl_seconds)))
 
 -- fragment: unlocked
 -- A lock whose time nobody can read would be for ever, so it is none. SQLite itself does not read every ISO form.
