@@ -252,3 +252,17 @@ def test_parsed_queries_run_as_they_are(tmp_path: Path) -> None:
     connection = sqlite3.connect(":memory:")
     assert connection.execute(query.sql, {"a": "1"}).fetchone() == ("1:b",)
     connection.close()
+
+
+async def test_a_new_file_gets_wal_and_a_file_of_somebody_else_keeps_its_journal(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    with sqlite3.connect(theirs) as file:
+        file.execute("CREATE TABLE courses (id INTEGER)")
+    for path, expected in ((tmp_path / "new.db", "wal"), (theirs, "delete")):
+        database = SqliteDatabase(str(path))
+        await database.run_script("CREATE TABLE ours (id INTEGER);")
+        found = {name: (well, detail) for name, well, detail in await database.findings()}
+        assert found["SQLite journal_mode"][0] == (expected == "wal")
+        await database.close()
+        with sqlite3.connect(path) as file:
+            assert file.execute("PRAGMA journal_mode").fetchone() == (expected,)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -445,6 +447,13 @@ class TestUrls:
         ):
             api, account = PROVIDERS[url.partition(":")[0]](url)
             assert CANARY not in f"{account!r} {account} {api!r}"
+
+    async def test_those_of_the_guide_open(self) -> None:
+        page = Path(__file__).parents[2] / "docs" / "mail_providers.md"
+        urls = re.findall(r"^HOMING_MAIL_URL='(.+)'$", page.read_text(), re.MULTILINE)
+        assert len(urls) == 5
+        for url in urls:
+            await open_sender(url, database=None, connections=1).close()  # type: ignore[arg-type]  # none of them needs one
 
     async def test_every_scheme_opens(self) -> None:
         urls = ("memory://", "sendgrid://:k@", "ses://eu-west-1", "postmark://t@", "mailgun://:k@a.example")

@@ -105,36 +105,54 @@ def add_to(app: typer.Typer) -> None:
 class _Status(msgspec.Struct, frozen=True):
     lanes: Mapping[str, Snapshot]
     targets: Sequence[TargetView]
+    #: Of notifications, when they are asked for: why they ended, who holds them, how often they were tried.
+    questions: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def status(json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
-    """How much is in which state, how long the oldest has been due, and which targets are held back."""
-    found = run_async(_status(settings_from(config, database_url=database_url)))
+def status(
+    lane: Annotated[
+        LaneName | None,
+        typer.Option("--lane", help="Only this one; open_events also with locks and reasons."),
+    ] = None,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """How much is in which state, how long the oldest has been due, and what is held back."""
+    found = run_async(_status(settings_from(config, database_url=database_url), lane))
     if json:
         print_json(_status_json(found))
         return
-    for lane, snapshot in found.lanes.items():
+    for name, snapshot in found.lanes.items():
         columns = [Column(state, right=True) for state in [*snapshot.counts, "oldest due"]]
         figures = [*(f"{count:,}" for count in snapshot.counts.values()), f"{snapshot.oldest_due:.1f} s"]
-        print_table(listing(columns, [figures], title=lane))
+        print_table(listing(columns, [figures], title=name))
     if found.targets:
         print_table(jobs.targets_table(found.targets))
+    for title, rows in found.questions.items():
+        print_table(notifications.answer(title, rows))
 
 
-async def _status(settings: Settings) -> _Status:
+async def _status(settings: Settings, lane: LaneName | None) -> _Status:
     from homing.app import opened
     from homing.db.backlog import Counted, Snapshot
     from homing.lanes.dispatch_jobs.look import held_back
 
     async with opened(settings) as homing:
-        rows: Mapping[str, Counted] = {
+        rows: Mapping[LaneName, Counted] = {
             "mail_outbox": homing.outbox,
             "dispatch_jobs": homing.jobs,
             "email_log": homing.emails,
             "open_events": homing.notifications,
         }
-        lanes = {name: Snapshot(await own.counts(), await own.oldest_due()) for name, own in rows.items()}
-        return _Status(lanes, await held_back(homing.jobs))
+        lanes: dict[str, Snapshot] = {
+            name: Snapshot(await own.counts(), await own.oldest_due())
+            for name, own in rows.items()
+            if lane in {None, name}
+        }
+        targets = await held_back(homing.jobs) if "dispatch_jobs" in lanes else []
+        questions = await notifications.questions(homing) if lane == "open_events" else {}
+        return _Status(lanes, targets, questions)
 
 
 def _status_json(found: _Status) -> dict[str, Any]:
@@ -142,7 +160,10 @@ def _status_json(found: _Status) -> dict[str, Any]:
         lane: {**snapshot.counts, "oldestDueSeconds": round(snapshot.oldest_due, 3)}
         for lane, snapshot in found.lanes.items()
     }
-    told["dispatch_jobs"]["targetsHeldBack"] = found.targets
+    if "dispatch_jobs" in told:
+        told["dispatch_jobs"]["targetsHeldBack"] = found.targets
+    if "open_events" in told:
+        told["open_events"].update(found.questions)
     return told
 
 

@@ -111,6 +111,34 @@ async def _look(settings: Settings, id: str) -> NotificationView:
         return shown(row)
 
 
+# ── the runbook's questions ──────────────────────────────────────────────────────────────────────
+
+
+async def questions(homing: Homing) -> dict[str, list[dict[str, Any]]]:
+    """Why some ended badly, who holds how many, and which are tried again and again."""
+    rows = homing.notifications
+    return {
+        "reasons": [dict(row) for row in await rows.reasons()],
+        "locks": [dict(row) for row in await rows.locks()],
+        "churn": [dict(row) for row in await rows.churn()],
+    }
+
+
+_TITLES = {
+    "reasons": "why notifications ended badly",
+    "locks": "who holds notifications, and how many of the locks are over",
+    "churn": "pending though tried before",
+}
+
+
+def answer(question: str, rows: Sequence[Mapping[str, Any]]) -> Table | str:
+    if not rows:
+        return f"{_TITLES[question]}: none"
+    columns = [Column(name, right=name in {"count", "over", "attempts"}) for name in rows[0]]
+    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    return listing(columns, cells, title=_TITLES[question])
+
+
 # ── act ──────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -18,8 +18,8 @@ _encode = msgspec.json.Encoder().encode
 class PrunableRows:
     """Of a query's name `prune` there are four:
 
-    prune_window        takes `:after`, `:window`, `:youngest` (seconds); returns `last`, and `old`: whether a row
-                        of the window was made longer ago than that
+    prune_window        takes `:after`, `:window`, `:youngest` (seconds); returns `last`, and `old`: whether a
+                        row of the window was made longer ago than that
     prune_survey        takes `:after`, `:until`, `:ages`; returns `state, count, oldest` of what may go
     prune_candidates    takes the same and `:limit`; returns `id`, in this order
     prune               takes `:ids`, `:ages`; deletes those that may still go; returns the `state` of each

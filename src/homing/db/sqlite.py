@@ -158,10 +158,14 @@ def _iso_julianday(given: object) -> float | None:
 
 
 def _use_wal(connection: sqlite3.Connection, deadline: float) -> None:
-    """A new file gets WAL once; asking again is free. SQLite itself does not wait when several ask."""
+    """A new file gets WAL once. One that has something in it keeps what its owner gave it.
+
+    SQLite itself does not wait when several ask.
+    """
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            if not connection.execute("PRAGMA page_count").fetchone()[0]:
+                connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
@@ -260,7 +264,10 @@ def _check_durability(connection: sqlite3.Connection) -> list[tuple[str, bool, s
         (
             "SQLite journal_mode",
             mode == "wal",
-            f"{mode} (wal is needed; does the disk allow shared memory files?)",
+            mode
+            if mode == "wal"
+            else f"{mode}: readers and writers wait for each other; "
+            "`PRAGMA journal_mode = WAL` in this file mends it for good",
         ),
         (
             "SQLite synchronous",

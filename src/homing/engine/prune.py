@@ -1,8 +1,8 @@
 """Pruning: what ended long ago is deleted, in small batches, and only where somebody asked for it.
 
-A retention says how old a row of a lane and state may become, counted from its end. `plan` turns it into steps,
-one per table; `survey` counts what a step would delete, `prune` deletes it. Both walk through a table in the
-order of its ids, a window at a time, and end where everything is too young.
+A retention says how old a row of a lane and state may become, counted from its end. `plan` turns it into
+steps, one per table; `survey` counts what a step would delete, `prune` deletes it. Both walk through a table in
+the order of its ids, a window at a time, and end where everything is too young.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from homing.telemetry import Telemetry
 #: Seconds by state.
 Ages = Mapping[str, float]
 
-#: An idempotency key is known for as long as its row: a repeated order within a day never becomes a second message.
+#: An idempotency key is known for as long as its row: an order repeated within a day is never a second message.
 SHORTEST_AGE = 24 * 3600.0
 _LONGEST_AGE = 100 * 365 * 86400.0
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -92,7 +92,7 @@ def age_in_words(seconds: float) -> str:
 
 
 class Window(Struct, frozen=True):
-    """So far one look goes: the last id in it, None when there is none; and whether something in it is old."""
+    """How far one look goes: the last id in it, None when there is none; and whether anything in it is old."""
 
     last: int | None
     old: bool
@@ -125,7 +125,7 @@ class Prunable(Protocol):
         """The first of them, by id."""
 
     async def prune(self, ages: Ages, ids: Sequence[int]) -> Mapping[str, int]:
-        """Delete those that may still be, and what belongs to them, as one transaction; how many, by state."""
+        """Delete those that may still go, with all that is theirs, in one transaction; how many, by state."""
 
 
 class Step(Struct, frozen=True):
@@ -136,7 +136,7 @@ class Step(Struct, frozen=True):
 
 
 def plan(retention: Retention, tables: Iterable[Prunable]) -> list[Step]:
-    """The tables that something may be deleted from, in the order given; raises SettingsError for a wrong name."""
+    """The tables that something may go from, in the order given; raises SettingsError for a wrong name."""
     tables = list(tables)
     _require_known(retention, tables)
     ages = {lane: _ages_of(retention, lane, tables) for lane in dict.fromkeys(t.lane for t in tables)}
@@ -160,8 +160,9 @@ def _require_known(retention: Retention, tables: Sequence[Prunable]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
             hint = f"; did you mean {near[0]}?" if near else ""
+            there = ", ".join(sorted(known))
             raise SettingsError(
-                f"HOMING_RETENTION: nothing called {name} can be pruned{hint}; there are {', '.join(sorted(known))}"
+                f"HOMING_RETENTION: nothing called {name} can be pruned{hint}; there are {there}"
             )
 
 
@@ -261,7 +262,7 @@ class Pruner:
             await asyncio.sleep(self._interval * (0.5 + self._rand()))
 
     async def once(self) -> Mapping[tuple[str, str], int]:
-        """One round; how many were deleted, by lane and state. A table that cannot be pruned holds up no other."""
+        """One round; how many were deleted, by lane and state. A table that is in trouble holds up no other."""
         deleted: Counter[tuple[str, str]] = Counter()
         for step in self._steps:
             await self._guarded(step, deleted)

@@ -1,10 +1,11 @@
-"""A process that kills itself at its n-th step, as SIGKILL would: no cleanup, no goodbye.
+"""Processes that kill themselves at their n-th step, as SIGKILL would: no cleanup, no goodbye.
 
     python -m tests.lanes.email_log.killed schedule|order SETTINGS-AS-JSON
 
-For each line `n` on standard input a child is forked that does its work once and is gone at step n, counted
-from the moment in which it has something to lose. A step is one resumption of any coroutine, which is what
-lies between two awaits. The answer is `killed`, or `done` when there were fewer steps.
+For each number n of a line on standard input a child is forked that does its work once and is gone at step n,
+counted from the moment in which it has something to lose; those of one line side by side. A step is one
+resumption of any coroutine, which is what lies between two awaits. The answer has a word for each: `killed`, or
+`done` when there were fewer steps.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from homing.settings import load_settings
 from homing.telemetry import Telemetry, make_logger
 
 _KILLED = 9
+#: Emails for each child.
+SHARE = 2
 
 
 class Steps:
@@ -65,7 +68,8 @@ async def schedule(homing: Homing, steps: Steps) -> None:
     """Claim what is due, publish it, settle; from the answer to the claim on."""
     deliverer = homing.email_schedule.deliverer
     store = homing.email_schedule.lane.store
-    claims = await store.claim(100)
+    claims = await store.claim(SHARE)
+    assert len(claims) == SHARE, "each has something to lose"
     steps.counting = True
     deliverer.take(claims, until=asyncio.get_running_loop().time() + 60)
     await deliverer.settled(claims)
@@ -74,7 +78,7 @@ async def schedule(homing: Homing, steps: Steps) -> None:
 async def order(homing: Homing, steps: Steps) -> None:
     """Create emails; from before they are written on."""
     steps.counting = True
-    names = [f"{os.getpid()}-{number}" for number in range(2)]
+    names = [f"{os.getpid()}-{number}" for number in range(SHARE)]
     requests = [EmailRequest("ann@example.org", "Hi", "Hello.", name) for name in names]
     await asyncio.gather(*(homing.email_orders.place(order_of(request)) for request in requests))
 
@@ -90,6 +94,21 @@ async def work(mode: str, settings: dict[str, Any], steps: Steps) -> None:
     os._exit(0)
 
 
+def forked(mode: str, settings: dict[str, Any], last: int) -> int:
+    if (pid := os.fork()) == 0:
+        try:
+            child(mode, settings, last)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def end_of(pid: int) -> str:
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return {0: "done", _KILLED: "killed"}.get(code, f"ended-with-{code}")
+
+
 def child(mode: str, settings: dict[str, Any], last: int) -> None:
     steps = Steps(last)
     loop = asyncio.new_event_loop()
@@ -102,14 +121,8 @@ def child(mode: str, settings: dict[str, Any], last: int) -> None:
 def main() -> None:
     mode, settings = sys.argv[1], json.loads(sys.argv[2])
     for line in sys.stdin:
-        if (pid := os.fork()) == 0:
-            try:
-                child(mode, settings, int(line))
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        sys.stdout.write({0: "done", _KILLED: "killed"}.get(code, f"ended with {code}") + "\n")
+        children = [forked(mode, settings, int(number)) for number in line.split()]
+        sys.stdout.write(" ".join(map(end_of, children)) + "\n")
         sys.stdout.flush()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,27 @@ from uuid import uuid4
 
 import pytest
 from tests.emails import EmailBench, email_bench
+from tests.lanes.email_log.killed import SHARE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[3]
 #: More than there are; a process that ends before is not killed.
 MOST_STEPS = 400
-PER_KILL = 2
+#: So many die side by side.
+AT_ONCE = 8
 
 
 class Killed:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def at(self, step: int) -> str:
+    async def at(self, steps: Iterable[int]) -> list[str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{step}\n".encode())
-        async with asyncio.timeout(20):
-            return (await self._process.stdout.readline()).decode().strip()
+        self._process.stdin.write(f"{' '.join(map(str, steps))}\n".encode())
+        async with asyncio.timeout(60):
+            return (await self._process.stdout.readline()).decode().split()
 
 
 @asynccontextmanager
@@ -60,6 +62,10 @@ def settings_for(database_url: str, rabbitmq_url: str) -> dict[str, Any]:
     }
 
 
+def next_steps(answers: list[str]) -> range:
+    return range(len(answers) + 1, len(answers) + 1 + AT_ONCE)
+
+
 async def finish(lane: EmailBench) -> None:
     """Leases end, and another scheduler and another sender do what is left."""
     for row in await lane.sql("SELECT id FROM email_log"):
@@ -76,16 +82,16 @@ async def test_a_scheduler_killed_at_every_await_point(database_url: str, rabbit
     async with email_bench(**settings) as lane, killed("schedule", settings) as scheduler:
         answers: list[str] = []
         while len(answers) < MOST_STEPS and "done" not in answers:
-            for id in await lane.insert(PER_KILL, status="Failed", attempt_count=1):
+            for id in await lane.insert(SHARE * AT_ONCE, status="Failed", attempt_count=1):
                 await lane.shift(id, 5, "next_attempt_at")
-            answers.append(await scheduler.at(len(answers) + 1))
+            answers += await scheduler.at(next_steps(answers))
         assert set(answers) == {"killed", "done"}
         assert len(answers) > 10, "there are that many places to die in"
         states = Counter(row["status"] for row in await lane.sql("SELECT status FROM email_log"))
         assert states["RetryQueued"], "some died with a claim"
         assert states["Pending"], "some died after they had settled"
         await finish(lane)
-        await check_each_sent_once(lane, len(answers) * PER_KILL)
+        await check_each_sent_once(lane, len(answers) * SHARE)
 
 
 @pytest.mark.clause("RTY-16", "RTY-19")
@@ -94,10 +100,10 @@ async def test_whoever_creates_killed_at_every_await_point(database_url: str, ra
     async with email_bench(**settings) as lane, killed("order", settings) as creator:
         answers: list[str] = []
         while len(answers) < MOST_STEPS and "done" not in answers:
-            answers.append(await creator.at(len(answers) + 1))
+            answers += await creator.at(next_steps(answers))
         assert set(answers) == {"killed", "done"}
         written = len(await lane.sql("SELECT id FROM email_log"))
-        assert 2 <= written < len(answers) * 2, "some died before anything was written"
+        assert SHARE <= written < len(answers) * SHARE, "some died before anything was written"
         assert len(await lane.sql("SELECT message_key FROM email_idempotency")) == written
         await finish(lane)
         await check_each_sent_once(lane, written)

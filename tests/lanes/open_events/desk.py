@@ -155,11 +155,18 @@ async def opened_desk(database_url: str) -> AsyncIterator[Desk]:
         await database.close()
 
 
+async def _nothing() -> None:
+    """There is no health to look at."""
+
+
 @asynccontextmanager
 async def served_desk(database_url: str) -> AsyncIterator[Desk]:
     """The same behind a real HTTP server."""
     async with opened_desk(database_url) as desk:
         given = {
+            "telemetry": desk.telemetry,
+            "check_ready": _nothing,
+            "refresh_gauges": _nothing,
             "notifications": Notifications(desk.database, None, terms=Terms("test", 120, 86400)),
             "fanout": desk.fanout,
             "subscriptions": desk.subscriptions,

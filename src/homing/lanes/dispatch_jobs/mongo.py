@@ -10,6 +10,7 @@ from homing.lanes.dispatch_jobs import (
     mongo_groups,
     mongo_jobs,
     mongo_overview,
+    mongo_prune,
     mongo_settles,
     mongo_targets,
 )
@@ -31,6 +32,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
         "note_targets", "judge_targets", "limit_target", "pause_target", "resume_target", "targets", "target",
         "held_back",
     ),
+    mongo_prune: ("prune_window", "prune_survey", "prune_candidates", "prune"),
     mongo_overview: ("counts", "success_by_source", "duration_by_type", "needs_attention", "dead_groups"),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Tables that another program has made: what of them cannot be worked with, found before anything is changed.
 
-`homing migrate` adds what is missing. It cannot add a key to rows that have none, nor mend a column that holds
-something else; those it names, all at once, and leaves the database as it was.
+`homing migrate` adds what is missing. It cannot add a key to rows that have none, nor mend a column that
+holds something else; those it names, all at once, and leaves the database as it was.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from homing.db import Database, Query, Row
+from homing.errors import DatabaseError
 from homing.lanes.open_events.notification import STATES
 
 Kind = Literal["integer", "text", "time"]
@@ -223,8 +224,11 @@ class _Sqlite:
                 # It names something that is only there, such as a collation; then nothing is known.
                 return []
             refused = [word for word in words if _is_refused(memory, table.name, {**row, column: word})]
-        # What refuses them all has something else against the row.
-        return refused if len(refused) < len(words) or rows else []
+            known = [*words, *map(str.upper, words)] if not rows else ()
+            # What refuses a row in every spelling has something else against it, which an invented row brings about.
+            if known and all(_is_refused(memory, table.name, {**row, column: word}) for word in known):
+                return []
+        return refused
 
     async def twice(self) -> int:
         (row,) = await self._ask(_TWICE)
@@ -268,7 +272,7 @@ def _sqlite_column(row: Row, key: frozenset[str]) -> Column:
 
 
 def _sqlite_holds(declared: str) -> frozenset[Kind]:
-    """By SQLite's own rules of affinity. A column of numbers would keep a text, but nobody writes times there."""
+    """By SQLite's own rules of affinity. A column of numbers would keep a text, but nobody puts times there."""
     if "INT" in declared:
         return frozenset({"integer"})
     if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
@@ -288,7 +292,9 @@ WHERE l."unique" AND NOT l.partial AND columns IS NOT NULL
 """
 _TWICE = """
 SELECT count(*) AS count
-FROM (SELECT 1 FROM open_event_notifications GROUP BY open_event_id, subscription_id HAVING count(*) > 1) AS pairs
+FROM (
+    SELECT 1 FROM open_event_notifications GROUP BY open_event_id, subscription_id HAVING count(*) > 1
+) AS pairs
 """
 
 
@@ -318,17 +324,59 @@ class _Postgres:
     async def refused_words(self, table: Table, column: str, words: Sequence[str]) -> list[str]:
         """Each CHECK of the column alone, asked about each word."""
         checks = await self._ask(_POSTGRES_CHECKS, name=table.name, column=column)
-        said: set[str] = set()
-        for check in checks:
-            # The rule as the server itself writes it down, about a column of that name.
-            sql = f"SELECT word FROM unnest($1::text[]) AS t(word), LATERAL (SELECT word AS {column}) AS row WHERE NOT ({check['rule']})"  # noqa: E501, S608 - the server's own text
-            with suppress_unreadable():
-                said.update(row["word"] for row in await self._ask_words(sql, words))
-        return [word for word in words if word in said]
+        refused = [word for check in checks for word in await self._refused_by(check["rule"], column, words)]
+        return [word for word in words if word in refused]
 
-    async def _ask_words(self, sql: str, words: Sequence[str]) -> Sequence[Row]:
-        return await self._database.fetch(Query("adopt", sql, ("words",), writes=False), {"words": list(words)})
+    async def _refused_by(self, rule: str, column: str, words: Sequence[str]) -> list[str]:
+        # The rule is as the server itself writes it down; it reads a column of that name.
+        named = f"(SELECT word AS {column}) AS row"
+        sql = f"SELECT word FROM unnest($1::text[]) AS t(word), LATERAL {named} WHERE NOT ({rule})"  # noqa: S608 - the server's own text
+        # One that is about another type than text does not compare with a word; then nothing is known.
+        with suppress(DatabaseError):
+            return [row["word"] for row in await self._ask(sql, words=list(words))]
+        return []
 
     async def twice(self) -> int:
         (row,) = await self._ask(_TWICE)
         return int(row["count"])
+
+
+def _postgres_column(row: Row) -> Column:
+    return Column(row["name"], row["declared"], _postgres_holds(row), row["required"], row["filled"])
+
+
+def _postgres_holds(row: Row) -> frozenset[Kind]:
+    match row["type"]:
+        case "int2" | "int4" | "int8":
+            return frozenset({"integer"})
+        case "text" | "varchar":
+            return frozenset({"text"})
+        # A lock is ours when its time is what we wrote, so it has to keep milliseconds.
+        case "timestamptz" | "timestamp" if row["precision"] in _FINE:
+            return frozenset({"time"})
+        case _:
+            return frozenset()
+
+
+#: -1 is as fine as it gets.
+_FINE = frozenset({-1, 3, 4, 5, 6})
+
+_POSTGRES_KIND = "SELECT relkind::text AS kind FROM pg_class WHERE oid = to_regclass($1)"
+_POSTGRES_COLUMNS = """
+SELECT a.attname::text AS name, t.typname::text AS type, format_type(a.atttypid, a.atttypmod) AS declared,
+    a.atttypmod AS precision, a.attnotnull AS required, a.atthasdef OR a.attidentity <> '' AS filled
+FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_POSTGRES_UNIQUE = """
+SELECT array_agg(a.attname::text) AS columns
+FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+  AND i.indexprs IS NULL AND i.indnatts = i.indnkeyatts
+GROUP BY i.indexrelid
+"""
+_POSTGRES_CHECKS = """
+SELECT pg_get_expr(c.conbin, c.conrelid) AS rule
+FROM pg_constraint AS c JOIN pg_attribute AS a ON a.attrelid = c.conrelid AND a.attname = $2::text
+WHERE c.conrelid = to_regclass($1) AND c.contype = 'c' AND c.conkey = ARRAY[a.attnum]
+"""

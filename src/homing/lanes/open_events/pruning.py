@@ -1,0 +1,23 @@
+"""What is pruned of open_events: notifications, then events that have none, then what their history says.
+
+Subscriptions are never pruned, and neither are sections and courses, which are not ours.
+"""
+
+from __future__ import annotations
+
+from homing.db import Database
+from homing.db.pruning import PrunableRows
+from homing.engine.prune import Prunable
+from homing.lanes.open_events.sql import queries_of
+
+LANE = "open_events"
+ENDED = ("sent", "skipped", "failed", "expired")
+
+
+def prunable_notifications(database: Database) -> list[Prunable]:
+    queries = queries_of("prune", database.dialect)
+    return [
+        PrunableRows(database, queries, LANE, ENDED, name="prune_notifications"),
+        PrunableRows(database, queries, LANE, ("events",), name="prune_events", follows=ENDED),
+        PrunableRows(database, queries, LANE, ("history",), name="prune_history", follows=ENDED),
+    ]

@@ -1,0 +1,257 @@
+"""Tables that another program has made: only what is missing is added, and what cannot be used is named."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.notifications import OtherProgram, notification_bench, other_program
+
+from homing.db import Database, connect
+from homing.db.migrate import load_migrations, migrate
+from homing.lanes.open_events.adopt import refusals
+
+#: As the origin's migrations write them: names, defaults and keys of its own, and columns that we do not know.
+FOREIGN = {
+    "open_events": """CREATE TABLE open_events (
+        open_event_id INTEGER PRIMARY KEY AUTOINCREMENT, section_id INTEGER, term_id TEXT NOT NULL,
+        campus_code TEXT NOT NULL, index_number TEXT NOT NULL, status_before TEXT, status_after TEXT NOT NULL,
+        seat_delta INTEGER, event_at TEXT NOT NULL, detected_by TEXT NOT NULL DEFAULT 'open_sections',
+        snapshot_id INTEGER, dedupe_key TEXT NOT NULL, trace_id TEXT, payload TEXT,
+        created_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)""",
+    "subscriptions": """CREATE TABLE subscriptions (
+        subscription_id INTEGER PRIMARY KEY AUTOINCREMENT, section_id INTEGER, term_id TEXT NOT NULL,
+        campus_code TEXT NOT NULL, index_number TEXT NOT NULL, contact_type TEXT NOT NULL,
+        contact_value TEXT NOT NULL, contact_hash TEXT NOT NULL DEFAULT '', locale TEXT,
+        status TEXT NOT NULL DEFAULT 'pending'
+            CHECK (status IN ('pending', 'active', 'paused', 'suppressed', 'unsubscribed')),
+        favourite_colour TEXT, unsubscribe_token TEXT, metadata TEXT)""",
+    "subscription_events": """CREATE TABLE subscription_events (
+        event_id INTEGER PRIMARY KEY AUTOINCREMENT, subscription_id INTEGER NOT NULL, event_type TEXT NOT NULL,
+        section_status_snapshot TEXT, payload TEXT, created_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)""",
+    "open_event_notifications": """CREATE TABLE open_event_notifications (
+        notification_id INTEGER PRIMARY KEY AUTOINCREMENT, open_event_id INTEGER NOT NULL,
+        subscription_id INTEGER NOT NULL, dedupe_key TEXT NOT NULL,
+        fanout_status TEXT NOT NULL DEFAULT 'pending'
+            CHECK (fanout_status IN ('pending', 'sent', 'skipped', 'failed', 'expired')),
+        fanout_attempts INTEGER NOT NULL DEFAULT 0, last_attempt_at TEXT, locked_by TEXT, locked_at TEXT,
+        error TEXT, priority INTEGER NOT NULL DEFAULT 5, created_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+        UNIQUE (open_event_id, subscription_id))""",
+}
+
+
+def for_postgres(statement: str) -> str:
+    """The same table as a PostgreSQL program would make it."""
+    words = {
+        "INTEGER PRIMARY KEY AUTOINCREMENT": "serial PRIMARY KEY",
+        "event_at TEXT": "event_at timestamptz",
+        "created_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP": "created_at timestamptz NOT NULL DEFAULT now()",
+        "last_attempt_at TEXT": "last_attempt_at timestamptz",
+        "locked_at TEXT": "locked_at timestamptz(3)",
+    }
+    for before, after in words.items():
+        statement = statement.replace(before, after)
+    return statement
+
+
+@asynccontextmanager
+async def taken(url: str, **tables: str) -> AsyncIterator[tuple[Database, OtherProgram]]:
+    """A database on which another program has made tables, some of them as given."""
+    other = await other_program(url)
+    for statement in {**FOREIGN, **tables}.values():
+        await other.sql(for_postgres(statement) if other.dialect == "postgres" else statement)
+    database = connect(url)
+    try:
+        yield database, other
+    finally:
+        await database.close()
+        await other.close()
+
+
+async def take_over(database: Database) -> None:
+    await migrate(database, load_migrations(["homing.lanes.open_events"], database.dialect))
+
+
+async def definitions(other: OtherProgram) -> list[Any]:
+    if other.dialect == "sqlite":
+        return [row["sql"] for row in await other.sql("SELECT sql FROM sqlite_master ORDER BY name")]
+    columns = "SELECT table_name, column_name, data_type FROM information_schema.columns "
+    mine = "WHERE table_schema = 'public' ORDER BY 1, ordinal_position"
+    indexes = await other.sql("SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1")
+    return [*await other.sql(columns + mine), *indexes]
+
+
+@pytest.mark.clause("NTF-01")
+async def test_what_is_missing_is_added_and_what_is_there_stays(database_url: str) -> None:
+    async with taken(database_url) as (database, other):
+        await other.sql(
+            "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, priority) "
+            "VALUES (1, 1, 'k', 9) RETURNING 1 AS one"
+        )
+        assert await refusals(database) == []
+        await take_over(database)
+        row = await other.row(1)
+        assert (row["priority"], row["fanout_status"], row["claim_seq"]) == (9, "pending", None)
+        for table in ("sections", "courses", "section_meetings"):
+            assert await other.sql(f"SELECT * FROM {table}") == []
+        await other.sql("SELECT favourite_colour, last_notified_at FROM subscriptions")
+        assert await refusals(database) == [], "our own additions are understood, too"
+
+
+@pytest.mark.clause("NTF-01", "NTF-04")
+async def test_a_unique_key_that_is_there_is_not_made_twice(database_url: str) -> None:
+    async with taken(database_url) as (database, other):
+        await take_over(database)
+        assert "homing_notifications_once" not in str(await definitions(other))
+        refused = False
+        for _ in range(2):
+            try:
+                await other.sql(
+                    "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key) "
+                    "VALUES (7, 7, 'k') RETURNING 1 AS one"
+                )
+            except Exception as error:
+                refused = "unique" in str(error).lower()
+        assert refused
+
+
+@pytest.mark.clause("NTF-01", "NTF-04")
+async def test_a_missing_unique_key_is_added(database_url: str) -> None:
+    without = FOREIGN["open_event_notifications"].replace(
+        ",\n        UNIQUE (open_event_id, subscription_id)", ""
+    )
+    async with taken(database_url, open_event_notifications=without) as (database, other):
+        assert await refusals(database) == []
+        await take_over(database)
+        assert "homing_notifications_once" in str(await definitions(other))
+
+
+@pytest.mark.clause("NTF-01")
+async def test_a_worker_works_on_what_was_taken_over(database_url: str) -> None:
+    async with taken(database_url) as (database, _):
+        await take_over(database)
+        async with notification_bench(database_url, migrated=False) as bench:
+            sent = await bench.notification()
+            gone = await bench.notification(subscription=await bench.subscription(status="unsubscribed"))
+            await bench.deliver()
+            assert (await bench.other.row(sent))["fanout_status"] == "sent"
+            assert (await bench.other.row(gone))["fanout_status"] == "skipped"
+            subscription = (await bench.other.row(sent))["subscription_id"]
+            (line,) = await bench.other.history(subscription)
+            assert line["event_type"] == "notify_sent"
+
+
+def changed(table: str, before: str, after: str) -> dict[str, str]:
+    assert before in FOREIGN[table]
+    return {table: FOREIGN[table].replace(before, after)}
+
+
+_STATES = "'pending', 'sent', 'skipped', 'failed', 'expired'"
+
+#: what another program has made → what is said of it
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "a view in a table's place": (
+        {"subscription_events": "CREATE VIEW subscription_events AS SELECT 1 AS event_id"},
+        "subscription_events is no table",
+    ),
+    "no key column": (
+        changed("open_event_notifications", "notification_id INTEGER PRIMARY KEY AUTOINCREMENT", "id INTEGER"),
+        "open_event_notifications has no column notification_id",
+    ),
+    "no status": (
+        changed("subscriptions", "\n        status TEXT NOT NULL DEFAULT 'pending'\n            CHECK (status IN "
+                "('pending', 'active', 'paused', 'suppressed', 'unsubscribed')),", ""),
+        "subscriptions has no column status",
+    ),
+    "a key that is not unique": (
+        changed("open_event_notifications", "notification_id INTEGER PRIMARY KEY AUTOINCREMENT",
+                "notification_id INTEGER NOT NULL"),
+        "open_event_notifications.notification_id is no unique key",
+    ),
+    "an id that is a text": (
+        changed("open_events", "open_event_id INTEGER PRIMARY KEY AUTOINCREMENT", "open_event_id TEXT PRIMARY KEY"),
+        "open_events.open_event_id is TEXT; it has to hold whole numbers",
+    ),
+    "a status that is a number": (
+        changed("open_event_notifications", f"fanout_status TEXT NOT NULL DEFAULT 'pending'\n            CHECK "
+                f"(fanout_status IN ({_STATES}))", "fanout_status INTEGER NOT NULL DEFAULT 0"),
+        "open_event_notifications.fanout_status is INTEGER; it has to hold text",
+    ),
+    "a time that is a number": (
+        changed("open_event_notifications", "locked_at TEXT", "locked_at BIGINT"),
+        "open_event_notifications.locked_at is BIGINT; it has to hold times",
+    ),
+    "a lock that is always there": (
+        changed("open_event_notifications", "locked_by TEXT", "locked_by TEXT NOT NULL DEFAULT ''"),
+        "open_event_notifications.locked_by is NOT NULL",
+    ),
+    "a state that is forbidden": (
+        changed("open_event_notifications", f"({_STATES})", "('pending', 'sent', 'skipped', 'failed')"),
+        "open_event_notifications.fanout_status does not take expired",
+    ),
+    "states in capitals": (
+        changed("open_event_notifications", f"({_STATES})", f"({_STATES.upper()})"),
+        "open_event_notifications.fanout_status does not take pending, sent, skipped, failed, expired",
+    ),
+    "an event type that is forbidden": (
+        changed("subscription_events", "event_type TEXT NOT NULL",
+                "event_type TEXT NOT NULL CHECK (event_type IN ('notify_sent', 'notify_failed'))"),
+        "subscription_events.event_type does not take status_changed, unsubscribed",
+    ),
+    "a value that nobody knows": (
+        changed("subscription_events", "payload TEXT", "payload TEXT, tenant TEXT NOT NULL"),
+        "subscription_events.tenant wants a value that Homing does not know",
+    ),
+    "lines without numbers": (
+        changed("subscription_events", "event_id INTEGER PRIMARY KEY AUTOINCREMENT",
+                "event_id BIGINT NOT NULL PRIMARY KEY"),
+        "subscription_events.event_id does not number its rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.clause("NTF-01")
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_cannot_be_used_is_named_and_nothing_is_changed(database_url: str, case: str) -> None:
+    tables, sentence = REFUSED[case]
+    async with taken(database_url, **tables) as (database, other):
+        before = await definitions(other)
+        said = await refusals(database)
+        assert any(sentence.lower() in line.lower() for line in said), said
+        assert await definitions(other) == before
+
+
+@pytest.mark.clause("NTF-01", "NTF-04")
+async def test_rows_that_are_there_twice_are_named(database_url: str) -> None:
+    without = FOREIGN["open_event_notifications"].replace(
+        ",\n        UNIQUE (open_event_id, subscription_id)", ""
+    )
+    async with taken(database_url, open_event_notifications=without) as (database, other):
+        for _ in range(3):
+            await other.sql(
+                "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key) "
+                "VALUES (1, 2, 'k') RETURNING 1 AS one"
+            )
+        (said,) = await refusals(database)
+        assert "1 pairs of open_event_id and subscription_id more than once" in said
+
+
+async def test_a_database_without_such_tables_is_fine(database_url: str) -> None:
+    database = connect(database_url)
+    assert await refusals(database) == []
+    await take_over(database)
+    assert await refusals(database) == []
+    await database.close()
+
+
+async def test_a_check_that_the_row_itself_breaks_says_nothing_of_the_words(sqlite_url: str) -> None:
+    """Nobody can know what a foreign CHECK on other columns wants, so an invented row proves nothing."""
+    strange = changed(
+        "open_event_notifications",
+        "priority INTEGER",
+        "priority INTEGER CHECK (priority > 100) DEFAULT 101, x INTEGER",
+    )
+    async with taken(sqlite_url, **strange) as (database, _):
+        assert await refusals(database) == []
