@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import uvloop
 from hypothesis import settings
+from tests.lasting import LastingMongoDb
+from tests.order import begin_with_the_long_ones
 
+from homing.db import connect
+from homing.db.migrate import load_migrations, migrate
 from homing.testing.components.mongodb import MongoDb, MongoDbServer, shared_mongodb, start_mongodb
 from homing.testing.components.obtain import Missing
 from homing.testing.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
@@ -24,7 +30,10 @@ from homing.testing.components.sqs import start_sqs
 
 Component = TypeVar("Component")
 
-IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
+YES = frozenset({"1", "true"})
+IN_CI = os.environ.get("CI", "").lower() in YES
+#: With this some tests are as large as they can be, without it as large as their proof needs.
+IN_FULL = os.environ.get("HOMING_TEST_FULL", "").lower() in YES
 RUN_DIRECTORY = pytest.StashKey[Path]()
 
 # A busy machine is no bug, so no example has a deadline. In CI the same examples run every time.
@@ -65,6 +74,17 @@ def _leave(directory: Path, let_go: Callable[[], None], *, is_worker: bool) -> N
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def make_tables(url: str, packages: Iterable[str]) -> None:
+    async def make() -> None:
+        database = connect(url)
+        await migrate(database, load_migrations(packages, database.dialect))
+        await database.close()
+
+    # A thread of its own, because a test's event loop may be running.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, make()).result()
+
+
 def require(component: Component | Missing) -> Component:
     """Skip the test without the component, with a line that says so; in CI that is a failure."""
     if not isinstance(component, Missing):
@@ -91,6 +111,26 @@ def private_postgres() -> Iterator[PostgresServer]:
 def postgres_url(postgres_server: Postgres) -> Iterator[str]:
     """An empty database, gone after the test even if somebody is still connected."""
     url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: Postgres) -> Iterator[str]:
+    """The name of a database with all tables, which is copied in a fraction of the time that they take."""
+    # Not at the top: most tests can do without the whole of Homing.
+    from homing.app import MIGRATED
+
+    url = postgres_server.create_database()
+    make_tables(url, MIGRATED)
+    yield url.rpartition("/")[2]
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres_server: Postgres, postgres_template: str) -> Iterator[str]:
+    """For tests that would migrate it first of all; `migrate` finds nothing to do."""
+    url = postgres_server.create_database(template=postgres_template)
     yield url
     postgres_server.drop_database(url)
 
@@ -126,6 +166,22 @@ def mongodb_url(mongodb_server: MongoDb) -> Iterator[str]:
     url = mongodb_server.create_database()
     yield url
     mongodb_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def lasting_mongodb(mongodb_server: MongoDb) -> Iterator[LastingMongoDb]:
+    url = mongodb_server.create_database()
+    make_tables(url, ["homing.lanes.dispatch_jobs"])
+    with LastingMongoDb(url) as database:
+        yield database
+    mongodb_server.drop_database(url)
+
+
+@pytest.fixture
+def migrated_mongodb_url(lasting_mongodb: LastingMongoDb) -> Iterator[str]:
+    """A database with the jobs' collections and indexes, and nothing in them: they take long to make."""
+    yield lasting_mongodb.url
+    lasting_mongodb.restore()
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mongodb"])
@@ -176,11 +232,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--without-servers"):
-        return
-    left_out = [item for item in items if needs_server(item)]
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
+    if config.getoption("--without-servers"):
+        left_out = [item for item in items if needs_server(item)]
+        items[:] = [item for item in items if not needs_server(item)]
+        config.hook.pytest_deselected(items=left_out)
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = begin_with_the_long_ones(items, workers, lambda item: item.nodeid.partition("::")[0])
 
 
 def needs_server(item: pytest.Item) -> bool:

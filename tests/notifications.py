@@ -221,7 +221,11 @@ def lane_on(
         outer or look,
         look,
         Templates(Path("nowhere"), PACKAGED_TEMPLATES, default_locale="en-US", recheck_seconds=1.0),
-        Jobs(Links(lambda: LinkKeys([KEY]), lambda: "https://seats.example.com"), policy, locales=("en-US", "zh-CN")),
+        Jobs(
+            Links(lambda: LinkKeys([KEY]), lambda: "https://seats.example.com"),
+            policy,
+            locales=("en-US", "zh-CN"),
+        ),
         policy=policy_of_terms(policy.max_attempts, schedule, policy.lock_ttl_seconds),
         lock_ttl_seconds=policy.lock_ttl_seconds,
         default_sender="Seats <seats@example.com>",

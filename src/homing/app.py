@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from homing.brokers.base import Broker
 from homing.db import Database, connect
 from homing.db.migrate import Migration, Pending, check, load_migrations, migrate
-from homing.errors import SettingsError
+from homing.errors import SchemaError, SettingsError
+from homing.lanes.open_events.adopt import refusals
 from homing.lines import Line
 from homing.parts.emails import Emails
 from homing.parts.ground import Ground
@@ -66,6 +67,8 @@ class Homing:
         self.notify_database = self.database
         if settings.notify_database_url is not None:
             self.notify_database = connect(settings.notify_database_url, makes_file=makes_file)
+        if self.notify_database.dialect == "mongodb":
+            raise SettingsError("HOMING_NOTIFY_DATABASE_URL is SQLite or PostgreSQL")
         self.ground = Ground(settings, self.telemetry, self.database)
         self.mails_part = Mails(self.ground)
         self.jobs_part = Jobs(self.ground, self.jobs_database)
@@ -149,12 +152,24 @@ class Homing:
         if self.jobs_database is not self.database:
             schemas.append((self.jobs_database, load_migrations(JOBS_MIGRATED, self.jobs_database.dialect)))
         if self.notify_database is not self.database:
-            wanted = load_migrations(NOTIFY_MIGRATED, self.notify_database.dialect)
-            schemas.append((self.notify_database, wanted))
+            schemas.append((self.notify_database, self._notify_migrations))
         return schemas
 
     async def migrate(self) -> list[Migration]:
+        await self._refuse_unknown_tables()
         return [done for database, wanted in self.schemas for done in await migrate(database, wanted)]
+
+    async def _refuse_unknown_tables(self) -> None:
+        """Those of open_events may be another program's: they are taken as they are, or left alone."""
+        pending = (await check(self.notify_database, self._notify_migrations)).migrations
+        found = await refusals(self.notify_database) if pending else []
+        if found:
+            told = "".join(f"\n  - {sentence}" for sentence in found)
+            raise SchemaError(f"these tables cannot be worked with, so nothing was changed:{told}")
+
+    @property
+    def _notify_migrations(self) -> list[Migration]:
+        return load_migrations(NOTIFY_MIGRATED, self.notify_database.dialect)
 
     async def pending(self) -> list[Migration]:
         """What the databases lack."""

@@ -17,6 +17,7 @@ from homing.db import Database, Query, redact
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
 from homing.senders.egress import parse_networks
+from homing.senders.providers import PROVIDERS, check_provider
 from homing.senders.smtp_protocol import Limits
 from homing.senders.smtp_relay import Closed, Relay, enter, tls_context
 from homing.settings import Settings, is_loopback
@@ -147,6 +148,8 @@ async def _mail_findings(homing: Homing) -> AsyncIterator[Finding]:
     for url in homing.settings.mail_url.split(","):
         if url.startswith("smtp"):
             yield await _relay(Relay.from_url(url))
+        elif url.partition(":")[0] in PROVIDERS:
+            yield Finding(*await check_provider(url))
 
 
 async def _relay(relay: Relay) -> Finding:

@@ -76,7 +76,8 @@ class Settings(BaseModel):
     mail_url: Annotated[str, AfterValidator(_comma_list)] = Field(
         "catch://",
         description="The way out for mails: catch:// (kept to look at, not sent), memory://, "
-        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…; "
+        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…, "
+        "sendgrid://KEY@, ses://REGION, postmark://TOKEN@, mailgun://:KEY@DOMAIN (docs/mail_providers.md); "
         "several, by commas, for failover.",
         json_schema_extra={"secret": True},
     )

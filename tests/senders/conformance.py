@@ -218,7 +218,7 @@ class ProviderConformance(SenderConformance):
         assert taken.header("X-Campaign") == "seats"
         assert "hidden@" not in str(taken.headers)
 
-    @pytest.mark.clause("NTF-05", "NTF-19")
+    @pytest.mark.clause("NTF-05")
     async def test_the_provider_is_told_the_key_with_the_subscription(self, bench: ProviderBench) -> None:
         await bench.sender.send(full_mail())
         await bench.sender.send(full_mail(metadata={"subscriptionId": 8}))

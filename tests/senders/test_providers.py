@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.senders.conformance import ProviderBench, ProviderConformance, code_of, full_mail
+from tests.senders.conformance import Clock, ProviderBench, ProviderConformance, code_of, full_mail
 from tests.senders.peers import Certificates, mail
 
 from homing.errors import SettingsError
@@ -17,6 +17,7 @@ from homing.senders.mail import Attachment, SendErrorCode, SendResult
 from homing.senders.memory import MemorySender
 from homing.senders.open import open_sender
 from homing.senders.providers import PROVIDERS, ApiSender, check_provider, open_provider
+from homing.senders.reliable import ReliableMailSender
 from homing.testing.http_sink import Answer
 from homing.testing.mail_providers import ProviderPeer, mailgun, postmark, provider_peer, sendgrid, ses
 
@@ -333,6 +334,23 @@ class TestTogether:
             results = [await sender.send(mail(number=n)) for n in range(3)]
             assert [result.provider for result in results] == [f"mailgun:{mailgun.DOMAIN}"] * 3
             assert first.sink.count == 1
+            await sender.close()
+
+    @pytest.mark.clause("NTF-21")
+    async def test_a_reliable_sender_waits_as_long_as_it_is_asked_to(self) -> None:
+        async with provider_peer("sendgrid") as peer:
+            clock = Clock()
+
+            async def sleep(seconds: float) -> None:
+                # A timer may fire a little early.
+                clock.now += seconds - 0.01
+
+            peer.desk.faults.append(Answer(status=429, headers=(("Retry-After", "3"),)))
+            inner = sender_to(peer, "sendgrid", clock=clock)
+            sender = ReliableMailSender(inner, jitter=0.0, rate_per_second=0, monotonic=clock, sleep=sleep)
+            delivery = await sender.deliver(full_mail())
+            assert [attempt.status for attempt in delivery.attempts] == ["retryable", "sent"]
+            assert delivery.result.status == "sent"
             await sender.close()
 
     async def test_a_check_sends_nothing(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
-#: Of the time, so that whoever delivers beside it has the rest of the disk, and of an SQLite file's only lock.
+#: Of the time: whoever delivers beside it has the rest of the disk, and of an SQLite file's only lock.
 _SHARE = 0.5
 
 

@@ -1,8 +1,8 @@
 """Pruning: what ended long ago is deleted, in small batches, and only where somebody asked for it.
 
 A retention says how old a row of a lane and state may become, counted from its end. `plan` turns it into
-steps, one per table; `survey` counts what a step would delete, `prune` deletes it. Both walk through a table in
-the order of its ids, a window at a time, and end where everything is too young.
+steps, one per table; `survey` counts what a step would delete, `prune` deletes it. Both walk through a table
+in the order of its ids, a window at a time, and end where everything is too young.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from homing.telemetry import Telemetry
 #: Seconds by state.
 Ages = Mapping[str, float]
 
-#: An idempotency key is known for as long as its row: an order repeated within a day is never a second message.
+#: An idempotency key is known for as long as its row: an order repeated within a day is no second message.
 SHORTEST_AGE = 24 * 3600.0
 _LONGEST_AGE = 100 * 365 * 86400.0
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -92,7 +92,7 @@ def age_in_words(seconds: float) -> str:
 
 
 class Window(Struct, frozen=True):
-    """How far one look goes: the last id in it, None when there is none; and whether anything in it is old."""
+    """How far one look goes: the last id in it, None when there is none; and whether any of it is old."""
 
     last: int | None
     old: bool
@@ -262,7 +262,7 @@ class Pruner:
             await asyncio.sleep(self._interval * (0.5 + self._rand()))
 
     async def once(self) -> Mapping[tuple[str, str], int]:
-        """One round; how many were deleted, by lane and state. A table that is in trouble holds up no other."""
+        """One round; how many were deleted, by lane and state. A table in trouble holds up no other."""
         deleted: Counter[tuple[str, str]] = Counter()
         for step in self._steps:
             await self._guarded(step, deleted)

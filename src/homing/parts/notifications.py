@@ -103,6 +103,7 @@ class Notifications:
             rate_per_second=settings.notify_rate_per_second,
             burst=settings.notify_rate_burst,
             rate_limit_key=_RATE_LIMIT_KEY,
+            on_crash=lambda bug: self._ground.telemetry.crashed("mail.crashed", bug, lane="open_events"),
         )
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
@@ -133,11 +134,11 @@ class Notifications:
         await self._mail_orders.place(order_of(request))
 
     def api(self) -> tuple[list[Any], dict[str, Any]]:
-        from homing.lanes.open_events.api import SeatEvents, SubscriptionDesk
-        from homing.lanes.open_events.pages import PageTerms, SubscriberPages
+        from homing.lanes.open_events.api import ROUTES
+        from homing.lanes.open_events.pages import PageTerms, subscriber_pages
 
         settings = self._settings
-        return [SeatEvents, SubscriptionDesk, SubscriberPages], {
+        return [*ROUTES, subscriber_pages()], {
             "fanout": self.fanout,
             "subscriptions": self.subscriptions,
             "notifications": self.rows,

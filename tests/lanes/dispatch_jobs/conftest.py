@@ -1,4 +1,4 @@
-"""Jobs may be in MongoDB, too: the tests of the lane run on all three databases."""
+"""Jobs may be in MongoDB, too: the tests of the lane run on all three databases, with tables in them."""
 
 from __future__ import annotations
 
@@ -8,3 +8,13 @@ import pytest
 @pytest.fixture
 def database_url(jobs_database_url: str) -> str:
     return jobs_database_url
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    return migrated_postgres_url
+
+
+@pytest.fixture
+def mongodb_url(migrated_mongodb_url: str) -> str:
+    return migrated_mongodb_url

@@ -4,8 +4,8 @@
 
 For each number n of a line on standard input a child is forked that does its work once and is gone at step n,
 counted from the moment in which it has something to lose; those of one line side by side. A step is one
-resumption of any coroutine, which is what lies between two awaits. The answer has a word for each: `killed`, or
-`done` when there were fewer steps.
+resumption of any coroutine, which is what lies between two awaits. The answer has a word for each: `killed`,
+or `done` when there were fewer steps.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,8 +73,10 @@ MULTIPART = (
 
 @pytest.mark.parametrize("form", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=b0und"])
 async def test_one_click_works_from_the_headers_of_the_mail_alone(desk: Desk, form: str) -> None:
-    """RFC 8058: a POST to the URL in List-Unsubscribe, with List-Unsubscribe-Post as its body, and nothing else:
-    no cookie, no referer, no question, no redirect."""
+    """RFC 8058: a POST to one header's URL with the other header as its body, and nothing else.
+
+    No cookie, no referer, no question, no redirect.
+    """
     id = await desk.subscriber(ANN)
     queued = await desk.notification(id)
     mail = _mail(desk, id)
@@ -90,7 +92,9 @@ async def test_one_click_works_from_the_headers_of_the_mail_alone(desk: Desk, fo
     assert status == 200
     assert b"set-cookie" not in answer.lower()
     assert await _status(desk, id) == "unsubscribed"
-    rows = await desk.sql("SELECT fanout_status FROM open_event_notifications WHERE notification_id = :id", id=queued)
+    rows = await desk.sql(
+        "SELECT fanout_status FROM open_event_notifications WHERE notification_id = :id", id=queued
+    )
     assert rows[0]["fanout_status"] == "skipped"
     assert ("unsubscribed", {"from": "active", "via": "one-click"}) in await desk.events(id)
     before = await _everything(desk)
@@ -136,9 +140,7 @@ async def test_a_token_that_another_program_wrote_into_the_row_works_too(desk: D
         assert (await desk.client.post(f"/unsubscribe?token={wrong}")).status_code == 404
     assert (await desk.client.get(f"/subscriptions/{id}?token={token}")).status_code == 404
     assert (await desk.client.get(f"/confirm?token={token}")).status_code == 404
-    answer = await desk.client.post(
-        f"/unsubscribe?token={token}", data={"List-Unsubscribe": "One-Click"}
-    )
+    answer = await desk.client.post(f"/unsubscribe?token={token}", data={"List-Unsubscribe": "One-Click"})
     assert answer.status_code == 200
     assert [await _status(desk, n) for n in (id, other)] == ["unsubscribed", "active"]
 
@@ -151,7 +153,9 @@ async def test_whatever_is_wrong_with_a_link_the_same_page_says_so(desk: Desk) -
     good = desk.token(desk.links.manage_url(id, ANN))
     moved = await desk.subscriber("old@example.org")
     stale = desk.token(desk.links.manage_url(moved, "old@example.org"))
-    await desk.sql("UPDATE subscriptions SET contact_value = 'new@example.org' WHERE subscription_id = :id", id=moved)
+    await desk.sql(
+        "UPDATE subscriptions SET contact_value = 'new@example.org' WHERE subscription_id = :id", id=moved
+    )
     before = await _everything(desk)
     wrong = [
         f"/subscriptions/{id}", f"/subscriptions/{id}?token=", f"/subscriptions/{id}?token={good}x",
@@ -266,7 +270,13 @@ async def test_mistakes_are_shown_with_what_was_typed_and_nothing_is_saved(desk:
     }  # fmt: skip
     response = await _manage(desk, id, "save", **wrong)
     assert response.status_code == 200
-    for words in ("Give both times", "Choose a time zone", "Give a date", "Give a whole number", "a language"):
+    for words in (
+        "Give both times",
+        "Choose a time zone",
+        "Give a date",
+        "Give a whole number",
+        "a language",
+    ):
         assert words in response.text
     assert 'value="Mars/Olympus"' in response.text
     for field, odd in (("snoozeUntil", "9999-01-01T00:00"), ("maxNotifications", "²"), ("timeZone", "\x00")):
@@ -292,7 +302,9 @@ async def test_pause_resume_and_unsubscribe_by_the_buttons(desk: Desk) -> None:
 
 
 async def test_a_page_allows_nothing_but_itself(desk: Desk) -> None:
-    course = await desk.insert("courses", "course_id", title="<script>alert(1)</script>", course_string='"><x')
+    course = await desk.insert(
+        "courses", "course_id", title="<script>alert(1)</script>", course_string='"><x'
+    )
     await desk.insert("sections", "section_id", **SECTION, course_id=course, section_number="'07")
     id = await desk.subscriber(ANN)
     for link in (_unsubscribe(desk, id), desk.links.manage_url(id, ANN), "/unsubscribe"):

@@ -79,7 +79,7 @@ class AttemptWeeks:
         return bool(await self._database.fetch(self._queries["prune_week_is_needed"], bounds))
 
     async def _detach(self, week: str) -> bool:
-        """Under another name, which says that it may be dropped; `prune_weeks` lets only plain names through."""
+        """Under another name, which says that it may be dropped. `prune_weeks` only finds plain names."""
         for _ in range(_TRIES):
             try:
                 await self._database.run_script(

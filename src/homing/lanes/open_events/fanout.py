@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from homing.db import Database, Row, iso
-from homing.errors import Conflict, InvalidRequest
+from homing.errors import InvalidRequest
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
-from homing.lanes.open_events.sql import queries_of
+from homing.lanes.open_events.sql import patiently, queries_of
 from homing.lanes.open_events.words import Word, check_plain
 from homing.senders.drafts import check_texts
 from homing.strict_json import decode
@@ -29,14 +29,11 @@ from homing.telemetry import Telemetry
 
 Status = Literal["OPEN", "CLOSED", "WAIT"]
 FlipVerdict = Literal["opened", "duplicate", "closed", "unchanged"]
-Result = TypeVar("Result")
 
 #: Openings of a section that are closer than this are one.
 WINDOW_SECONDS = 180
 MOST_PER_POST = 500
 
-#: How often a lock that another process holds is waited for; each time for as long as the database waits.
-_TRIES = 4
 #: A poller's clock may be ahead of ours by this much.
 _AHEAD = timedelta(minutes=5)
 _FIRST_YEAR = 1970
@@ -126,7 +123,7 @@ class Fanout:
         known = await self._run("near", **_parameters(flip))
         if known:
             return _duplicate(known)
-        reply = await _patiently(lambda: self._open(flip))
+        reply = await patiently(lambda: self._open(flip))
         self._telemetry.enqueued("open_events", reply.notifications)
         if reply.notifications:
             self._database.announce(CHANNEL)
@@ -188,7 +185,7 @@ class Fanout:
 
     async def _record_other(self, flip: Flip) -> FlipReply:
         mark = ("mark_section", "mark_subscriptions")
-        await _patiently(lambda: self._run_together(mark, **flip.section, status=flip.status_after))
+        await patiently(lambda: self._run_together(mark, **flip.section, status=flip.status_after))
         return FlipReply(None, 0, False, "closed")
 
     async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
@@ -198,16 +195,6 @@ class Fanout:
         present = [name for name in names if name in self._queries]
         rows = await self._database.fetch_all([self._queries[name] for name in present], parameters)
         return dict(zip(present, rows, strict=True))
-
-
-async def _patiently(write: Callable[[], Awaitable[Result]]) -> Result:
-    """Another process may hold its lock for seconds, a fan-out to very many for instance."""
-    for _ in range(_TRIES - 1):
-        try:
-            return await write()
-        except Conflict:
-            continue
-    return await write()
 
 
 def _told_by_tables(row: Row) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from homing.errors import NotAllowed
 from homing.lanes.open_events.links import CONFIRM_WITHIN, Links, contact_hash
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import with_preferences
-from homing.lanes.open_events.sql import queries_of
+from homing.lanes.open_events.sql import patiently, queries_of
 from homing.lanes.open_events.wishes import Order
 
 STATES = ("pending", "active", "paused", "suppressed", "unsubscribed")
@@ -184,11 +184,12 @@ class Subscriptions:
     # ── queries ──────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
-        return await self._database.fetch(self._queries[name], parameters)
+        return await patiently(lambda: self._database.fetch(self._queries[name], parameters))
 
     async def _run_together(self, names: Sequence[str], **parameters: Any) -> Mapping[str, Sequence[Row]]:
         present = [name for name in names if name in self._queries]
-        rows = await self._database.fetch_all([self._queries[name] for name in present], parameters)
+        queries = [self._queries[name] for name in present]
+        rows = await patiently(lambda: self._database.fetch_all(queries, parameters))
         return dict(zip(present, rows, strict=True))
 
 

@@ -1,0 +1,45 @@
+"""In which order tests begin, when several processes share them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+#: Files that take long, and about how many seconds each. One that is not here takes a few at most.
+LONG_FILES = {
+    "tests/proof/test_email_chaos.py": 80,
+}
+
+
+def begin_with_the_long_ones(
+    items: Sequence[Item], workers: int, file_of: Callable[[Item], str]
+) -> list[Item]:
+    """Every worker is given an equal part of the list, and later takes over from the end of another's part.
+
+    So each part begins with its share of the long files, whole, because their fixtures are; what is short
+    stands at the ends. A long test that begins last would let all other workers wait for it.
+    """
+    files = {file: list(found) for file, found in groupby(sorted(items, key=file_of), key=file_of)}
+    long = sorted((file for file in files if file in LONG_FILES), key=lambda file: -LONG_FILES[file])
+    parts: list[list[Item]] = [[] for _ in range(workers)]
+    loads = [0] * workers
+    for file in long:
+        least = loads.index(min(loads))
+        loads[least] += LONG_FILES[file]
+        parts[least] += files[file]
+    return _filled_up(parts, [item for item in items if file_of(item) not in LONG_FILES])
+
+
+def _filled_up(parts: Sequence[list[Item]], short: Sequence[Item]) -> list[Item]:
+    """All parts of one length, as far as the short ones go round."""
+    total = len(short) + sum(map(len, parts))
+    rest, filled = list(short), []
+    for index, part in enumerate(parts):
+        size = total * (index + 1) // len(parts) - total * index // len(parts)
+        room = max(0, size - len(part))
+        filled += [*part, *rest[:room]]
+        rest = rest[room:]
+    return [*filled, *rest]
