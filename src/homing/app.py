@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from homing.brokers.base import Broker
 from homing.db import Database, connect
 from homing.db.migrate import Migration, Pending, check, load_migrations, migrate
+from homing.engine.prune import plan, read_retention
 from homing.errors import SchemaError, SettingsError
 from homing.lanes.open_events.adopt import refusals
 from homing.lines import Line
@@ -18,6 +19,7 @@ from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
 from homing.parts.mails import Mails
 from homing.parts.notifications import Notifications
+from homing.parts.retention import prunable_tables
 from homing.settings import Settings
 from homing.telemetry import Telemetry, make_logger
 
@@ -77,6 +79,11 @@ class Homing:
             self.ground, self.notify_database, self.mails_part.sender, self.mails_part.orders
         )
         self._name_parts()
+        #: What is deleted when; nothing, unless it was said.
+        self.pruning = plan(
+            read_retention(settings.retention),
+            prunable_tables(self.database, self.jobs_database, self.notify_database),
+        )
 
     def _name_parts(self) -> None:
         """The names by which the others know what the parts hold."""

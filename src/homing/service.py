@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from homing.app import Homing
+from homing.engine.prune import Pruner
 from homing.errors import HomingError
 from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
 from homing.lines import Line
@@ -38,9 +39,9 @@ async def run(
 ) -> None:
     """Serve and work on some lanes until stopped; then finish what has begun within the grace time."""
     lines = list(homing.lines.values())
-    async with _serving(homing, api=api) as address, _maintaining(lines):
+    lanes = list(work)
+    async with _serving(homing, api=api) as address, _maintaining(lines), _pruning(homing, lanes):
         homing.ground.address = address or None
-        lanes = list(work)
         if "open_events" in lanes:
             homing.notifications_part.check_templates()
         workers = [worker for lane in lanes for worker in homing.workers(lane)]
@@ -154,6 +155,21 @@ async def _maintaining(lines: Sequence[Line]) -> AsyncIterator[None]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+@asynccontextmanager
+async def _pruning(homing: Homing, lanes: Sequence[str]) -> AsyncIterator[None]:
+    """Beside work: who only serves deletes nothing."""
+    if not (homing.pruning and lanes):
+        yield
+        return
+    task = asyncio.create_task(Pruner(homing.pruning, homing.telemetry).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 @asynccontextmanager

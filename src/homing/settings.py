@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from homing.engine.policy import read_milliseconds, read_schedule
+from homing.engine.prune import read_retention
 from homing.errors import SettingsError
 
 _OURS = "HOMING_"
@@ -44,6 +45,11 @@ def _time_zone(value: str) -> str:
         ZoneInfo(value)
     except (ValueError, OSError):
         raise ValueError(f"there is no time zone {value!r}; write one such as America/New_York") from None
+    return value
+
+
+def _retention(value: str) -> str:
+    read_retention(value)
     return value
 
 
@@ -292,6 +298,12 @@ class Settings(BaseModel):
         "and then to loopback targets too; false forbids both.",
     )
 
+    retention: Annotated[str, AfterValidator(_retention)] = Field(
+        "",
+        description="What is deleted how long after its end, by lane and state or by lane: "
+        "mail_outbox.sent=30d,mail_outbox.failed=90d,dispatch_jobs=90d (h, d or w; at least 24h, for so long "
+        "idempotency keys are known). Empty: everything is kept.",
+    )
     grace_seconds: float = Field(
         30.0, ge=0.0, le=3600.0, description="How long a stop waits for attempts that have begun."
     )

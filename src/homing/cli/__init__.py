@@ -14,7 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing import __version__
-from homing.cli import chaos, copying, credentials, doctor, mails, messages, prove, receiver, run
+from homing.cli import (
+    chaos,
+    copying,
+    credentials,
+    doctor,
+    health,
+    mails,
+    messages,
+    prove,
+    prune,
+    receiver,
+    run,
+)
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
 ENV_PREFIX = "HOMING"
@@ -45,6 +57,8 @@ run.add_to(app)
 messages.add_to(app)
 mails.add_to(app)
 doctor.add_to(app)
+health.add_to(app)
+prune.add_to(app)
 prove.add_to(app)
 chaos.add_to(app)
 credentials.add_to(app)

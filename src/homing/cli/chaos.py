@@ -1,4 +1,4 @@
-"""chaos: kill, stop and restart what is at work, and count what became of every mail, job and email."""
+"""chaos: kill, stop and restart what is at work, and count what became of every message."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from homing.errors import HomingError, SettingsError
 if TYPE_CHECKING:
     from homing.proof.chaos.emails import EmailProgress, EmailReport
     from homing.proof.chaos.emails import Tell as TellEmails
+    from homing.proof.chaos.notifications import NotificationProgress, NotificationReport
+    from homing.proof.chaos.notifications import Tell as TellNotifications
     from homing.proof.chaos.run import ChaosReport, Progress, Restart, Tell
     from homing.testing.components.rabbitmq import RabbitMqServer
 
@@ -61,6 +63,7 @@ def add_to(app: typer.Typer) -> None:
     chaos.command()(jobs)
     chaos.command()(emails)
     chaos.command()(router)
+    chaos.command()(notifications)
     app.add_typer(chaos, name="chaos")
 
 
@@ -230,6 +233,55 @@ def router(
         _tell(_run(run, plan.jobs, database, postgres_url), json=json)
 
 
+def notifications(
+    count: Annotated[
+        int, typer.Option("--notifications", min=100, help="Notifications that the other program makes.")
+    ] = 20_000,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=16, help="Worker processes.")] = 2,
+    kills: Kills = 12,
+    stops: Annotated[
+        int, typer.Option("--stops", min=0, help="How often a worker is told to stop, with SIGTERM.")
+    ] = 4,
+    holds: Annotated[
+        int, typer.Option("--holds", min=0, help="How often the other program holds its lock for 1 to 3 s.")
+    ] = 8,
+    refuse: Annotated[
+        float, typer.Option("--refuse", min=0, max=0.9, help="How many addresses are refused at first.")
+    ] = 0.15,
+    wait_limit: Annotated[
+        float, typer.Option("--wait-limit", min=0, help="Seconds that the other program may wait for us.")
+    ] = 5.0,
+    clear_locks: Annotated[
+        bool,
+        typer.Option("--clear-locks", help="Clear all locks of the dead by hand; else half wait for 30 s."),
+    ] = False,
+    journal: Annotated[
+        Literal["wal", "delete"], typer.Option("--journal", help="How the other program has made the file.")
+    ] = "wal",
+    seed: Seed = None,
+    database: DatabaseKind = "sqlite",
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Workers that die beside another program that writes to their tables and holds locks; then check."""
+    from homing.proof.chaos.notifications import NotificationPlan, run_notifications
+
+    plan = NotificationPlan(
+        notifications=count, workers=workers, kills=kills, stops=stops, holds=holds, refuse=refuse,
+        wait_limit=wait_limit, waits_for_locks=not clear_locks, journal=journal, seed=_seed(seed),
+    )  # fmt: skip
+    _err.print(
+        f"seed {plan.seed} · {plan.notifications} notifications · {plan.workers} workers · {plan.kills} kills · "
+        f"about {plan.seconds + plan.lock_ttl:.0f} s"
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="homing-chaos-")))
+        url, _ = stack.enter_context(_database(database, folder, postgres_url))
+        tell = stack.enter_context(_notification_progress(plan.notifications))
+        report = run_async(run_notifications(plan, url, folder, tell=tell))
+    _tell(report, json=json)
+
+
 def _seed(given: int | None) -> int:
     return secrets.randbelow(1_000_000) if given is None else given
 
@@ -314,6 +366,15 @@ def _email_progress(total: int) -> Iterator[TellEmails]:
 
 
 @contextmanager
+def _notification_progress(total: int) -> Iterator[TellNotifications]:
+    def tell(progress: NotificationProgress) -> None:
+        show(progress.ended, progress.now)
+
+    with _bar(total) as show:
+        yield tell
+
+
+@contextmanager
 def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with ProgressBar(*columns, console=_err, transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -326,7 +387,7 @@ def _in_words(progress: Progress) -> str:
     return " · ".join([*words, f"{progress.restarts} restarts"] if progress.restarts else words)
 
 
-def _tell(report: ChaosReport | EmailReport, *, json: bool) -> None:
+def _tell(report: ChaosReport | EmailReport | NotificationReport, *, json: bool) -> None:
     if json:
         print_json({**msgspec.to_builtins(report), "passed": report.verdict.passed})
     else:
@@ -335,7 +396,7 @@ def _tell(report: ChaosReport | EmailReport, *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _show(report: ChaosReport | EmailReport) -> None:
+def _show(report: ChaosReport | EmailReport | NotificationReport) -> None:
     width = max(map(len, report.verdict.figures)) + 2
     for name, value in report.verdict.figures.items():
         _out.print(f"{name.replace('_', ' '):<{max(width, 28)}}{value:>10,}")

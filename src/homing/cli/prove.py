@@ -47,6 +47,7 @@ def add_to(app: typer.Typer) -> None:
         mail,
         webhook,
         emails,
+        notifications,
         router,
         mongo,
         fairness,
@@ -108,6 +109,24 @@ def emails(
 
     with _steps(rounds * turns()) as step:
         _report(email_race(count, rounds, step, postgres_url=postgres_url), show.email_table, json=json)
+
+
+def notifications(
+    count: Annotated[int, typer.Option("--notifications", min=100, help="Per round, and mails as many.")] = 50000,
+    subscribers: Annotated[
+        int, typer.Option("--subscribers", min=100, help="Of the one section of the fan-out.")
+    ] = 50000,
+    rounds: Rounds = 5,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """Open-seat notifications per second beside mails, on PostgreSQL and SQLite; and what a fan-out costs."""
+    from homing.proof.bench import show
+    from homing.proof.bench.notifications import notification_race, turns
+
+    with _steps(rounds * turns()) as step:
+        work = notification_race(count, subscribers, rounds, step, postgres_url=postgres_url)
+        _report(work, show.notification_table, json=json)
 
 
 def router(

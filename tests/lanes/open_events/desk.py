@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
 from homing.db import Database, connect
@@ -159,22 +160,36 @@ async def _nothing() -> None:
     """There is no health to look at."""
 
 
+def _app(desk: Desk) -> Litestar:
+    given = {
+        "telemetry": desk.telemetry,
+        "check_ready": _nothing,
+        "refresh_gauges": _nothing,
+        "notifications": Notifications(desk.database, None, terms=Terms("test", 120, 86400)),
+        "fanout": desk.fanout,
+        "subscriptions": desk.subscriptions,
+        "page_terms": PageTerms(("en-US", "zh-CN")),
+    }
+    return build_app([*ROUTES, subscriber_pages()], given, desk.telemetry, static=False)
+
+
+@asynccontextmanager
+async def called_desk(database_url: str) -> AsyncIterator[Desk]:
+    """The same behind the HTTP application, which is called without a socket: that is ten times as quick."""
+    async with opened_desk(database_url) as desk:
+        desk.address = "http://127.0.0.1"
+        app: Any = _app(desk)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=desk.address) as desk.client:
+            yield desk
+
+
 @asynccontextmanager
 async def served_desk(database_url: str) -> AsyncIterator[Desk]:
-    """The same behind a real HTTP server."""
-    async with opened_desk(database_url) as desk:
-        given = {
-            "telemetry": desk.telemetry,
-            "check_ready": _nothing,
-            "refresh_gauges": _nothing,
-            "notifications": Notifications(desk.database, None, terms=Terms("test", 120, 86400)),
-            "fanout": desk.fanout,
-            "subscriptions": desk.subscriptions,
-            "page_terms": PageTerms(("en-US", "zh-CN")),
-        }
-        app = build_app([*ROUTES, subscriber_pages()], given, desk.telemetry, static=False)
-        async with (
-            serving(app, "127.0.0.1", 0) as desk.address,
-            httpx.AsyncClient(base_url=desk.address, timeout=30) as desk.client,
-        ):
-            yield desk
+    """The same behind a real server."""
+    async with (
+        opened_desk(database_url) as desk,
+        serving(_app(desk), "127.0.0.1", 0) as desk.address,
+        httpx.AsyncClient(base_url=desk.address, timeout=30) as desk.client,
+    ):
+        yield desk

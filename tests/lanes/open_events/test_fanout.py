@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 from tests.lanes.open_events.desk import OPENED, SECTION, Desk, opened_desk
@@ -27,6 +30,10 @@ async def desk(database_url: str) -> AsyncIterator[Desk]:
     async with opened_desk(database_url) as desk:
         desk.clock.now = NOON
         yield desk
+
+
+def _is_postgres(desk: Desk) -> bool:
+    return desk.database.dialect == "postgres"
 
 
 async def _at(desk: Desk, **time: float) -> FlipReply:
@@ -102,25 +109,45 @@ async def test_other_sections_are_other_events(desk: Desk) -> None:
 
 
 @pytest.mark.clause("NTF-23", "NTF-01")
-@pytest.mark.parametrize(
-    "form", ["{0:%Y-%m-%d %H:%M:%S}", "{0:%Y-%m-%dT%H:%M:%S}.250+00:00", "{0:%Y-%m-%dT%H:%MZ}"]
-)
-async def test_an_event_that_another_program_recorded_is_known(desk: Desk, form: str) -> None:
-    text: Any = form.format(EDGE)
-    if desk.database.dialect == "postgres":
-        text = instant(text)
-    await desk.insert(
-        "open_events", "open_event_id",
-        **SECTION, status_after="Open", event_at=text, dedupe_key="another",
-    )  # fmt: skip
-    assert (await _at(desk, seconds=100)).verdict == "duplicate"
-    assert (await _at(desk, seconds=-100)).verdict == "duplicate"
-    assert (await _at(desk, seconds=240)).verdict == "opened"
+async def test_an_event_that_another_program_recorded_is_known(desk: Desk) -> None:
+    forms = ["{0:%Y-%m-%d %H:%M:%S}", "{0:%Y-%m-%dT%H:%M:%S}.250+00:00", "{0:%Y-%m-%dT%H:%MZ}"]
+    for index, form in enumerate(forms):
+        text: Any = form.format(EDGE)
+        row = {
+            **SECTION,
+            "index_number": str(index),
+            "status_after": "Open",
+            "dedupe_key": f"another {index}",
+        }
+        moment = instant(text) if _is_postgres(desk) else text
+        await desk.insert("open_events", "open_event_id", **row, event_at=moment)
+        replies = [
+            await desk.flip(EDGE + timedelta(seconds=seconds), indexNumber=str(index))
+            for seconds in (100, -100, 240)
+        ]
+        assert [reply.verdict for reply in replies] == ["duplicate", "duplicate", "opened"]
 
 
 @pytest.mark.clause("NTF-23")
-async def test_two_requests_that_race_are_one_event(database_url: str, desk: Desk) -> None:
-    """From two processes' worth of connections, on both sides of a bucket's edge, many times over."""
+async def test_requests_that_race_are_one_event(database_url: str, desk: Desk) -> None:
+    await _race(database_url, desk)
+
+
+@pytest.mark.clause("NTF-23", "NTF-01")
+async def test_requests_that_race_on_a_file_without_wal_are_one_event(tmp_path: Path) -> None:
+    """Another program's file keeps its journal: there, readers and writers wait for each other."""
+    with sqlite3.connect(tmp_path / "theirs.db") as file:
+        file.execute("CREATE TABLE theirs (id INTEGER)")
+    file.close()
+    url = f"sqlite:///{tmp_path / 'theirs.db'}"
+    async with opened_desk(url) as desk:
+        desk.clock.now = NOON
+        await _race(url, desk)
+        assert (await desk.sql("SELECT * FROM pragma_journal_mode"))[0]["journal_mode"] == "delete"
+
+
+async def _race(database_url: str, desk: Desk) -> None:
+    """Two processes' worth of connections, flips on both sides of a bucket's edge, many times over."""
     other_database = connect(database_url)
     other = Fanout(other_database, desk.telemetry)
     try:
@@ -143,22 +170,61 @@ async def test_two_requests_that_race_are_one_event(database_url: str, desk: Des
         await other_database.close()
 
 
+@pytest.mark.clause("NTF-04", "NTF-23")
+async def test_a_key_that_another_program_has_used_is_known_whatever_else_its_row_says(desk: Desk) -> None:
+    await desk.database.run_script("CREATE UNIQUE INDEX theirs ON open_events (dedupe_key);")
+    key = dedupe_key(*SECTION.values(), status="OPEN", moment=EDGE)
+    yesterday = EDGE - timedelta(days=1)
+    moment: Any = yesterday if _is_postgres(desk) else iso(yesterday)
+    row = {**SECTION, "status_after": "open?", "event_at": moment, "dedupe_key": key}
+    id = await desk.insert("open_events", "open_event_id", **row)
+    assert await _at(desk) == FlipReply(id, 0, True, "duplicate")
+
+
+@pytest.mark.clause("NTF-23")
+async def test_a_program_that_knows_no_lock_of_ours_may_be_quicker(postgres_url: str) -> None:
+    """It has written the same event and not committed yet: we wait for it, and then see it."""
+    async with opened_desk(postgres_url) as desk:
+        desk.clock.now = NOON
+        await desk.subscriber()
+        await desk.database.run_script("CREATE UNIQUE INDEX theirs ON open_events (dedupe_key);")
+        key = dedupe_key(*SECTION.values(), status="OPEN", moment=EDGE)
+        other = await asyncpg.connect(postgres_url)
+        try:
+            transaction = other.transaction()
+            await transaction.start()
+            await other.execute(
+                """INSERT INTO open_events
+                    (term_id, campus_code, index_number, status_after, event_at, dedupe_key)
+                VALUES ('92026', 'NB', '12345', 'OPEN', $1, $2)""",
+                EDGE, key,
+            )  # fmt: skip
+            flip = asyncio.create_task(_at(desk))
+            while not await desk.sql("SELECT 1 AS waits FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.02)
+            await transaction.commit()
+            assert await flip == FlipReply(1, 0, True, "duplicate")
+        finally:
+            await other.close()
+        assert await desk.count("open_events") == 1
+
+
 # ── what is no opening ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.clause("NTF-23")
-@pytest.mark.parametrize(("before", "after"), [("Open", "Closed"), ("OPEN", "wait"), ("Closed", "Wait")])
-async def test_any_other_flip_is_noted_and_nobody_is_told(desk: Desk, before: str, after: str) -> None:
+async def test_any_other_flip_is_noted_and_nobody_is_told(desk: Desk) -> None:
     await desk.insert("sections", "section_id", **SECTION, open_status="OPEN")
     mine = await desk.subscriber(last_known_section_status="OPEN")
     other = await desk.subscriber("b@example.org", index_number="1", last_known_section_status="OPEN")
-    reply = await desk.flip(statusBefore=before, statusAfter=after)
-    assert reply == FlipReply(None, 0, False, "closed")
+    for before, after in (("Open", "Closed"), ("OPEN", "wait"), ("Wait", "Closed")):
+        reply = await desk.flip(statusBefore=before, statusAfter=after)
+        assert reply == FlipReply(None, 0, False, "closed")
+        assert (await desk.sql("SELECT open_status FROM sections"))[0]["open_status"] == after.upper()
+        assert (await desk.row(mine))["last_known_section_status"] == after.upper()
+    assert (await desk.row(other))["last_known_section_status"] == "OPEN"
     assert await desk.count("open_events") == 0
     assert await desk.told() == []
-    assert (await desk.sql("SELECT open_status FROM sections"))[0]["open_status"] == after.upper()
-    assert (await desk.row(mine))["last_known_section_status"] == after.upper()
-    assert (await desk.row(other))["last_known_section_status"] == "OPEN"
 
 
 @pytest.mark.clause("NTF-23")
@@ -263,7 +329,7 @@ async def test_a_failure_leaves_neither_the_event_nor_a_part_of_its_rows(desk: D
     """A table of another program may refuse a row; here by a rule for one address."""
     await desk.subscriber("a@example.org")
     bad = await desk.subscriber("b@example.org")
-    if desk.database.dialect == "postgres":
+    if _is_postgres(desk):
         rule = f"ALTER TABLE open_event_notifications ADD CHECK (subscription_id <> {bad})"
     else:
         rule = f"""CREATE TRIGGER refuse BEFORE INSERT ON open_event_notifications

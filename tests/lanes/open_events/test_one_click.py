@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.lanes.open_events.desk import SECTION, Desk, served_desk
+from tests.lanes.open_events.desk import SECTION, Desk, called_desk, served_desk
 
 from homing.senders.mail import MailMessage
 from homing.senders.mime import assemble
@@ -28,7 +28,21 @@ TABLES = ("subscriptions", "subscription_events", "open_event_notifications")
 
 @pytest.fixture
 async def desk(database_url: str) -> AsyncIterator[Desk]:
+    async with called_desk(database_url) as desk:
+        yield desk
+
+
+@pytest.fixture
+async def served(database_url: str) -> AsyncIterator[Desk]:
+    """For clients that are not ours."""
     async with served_desk(database_url) as desk:
+        yield desk
+
+
+@pytest.fixture
+async def sqlite_desk(sqlite_url: str) -> AsyncIterator[Desk]:
+    """For what is the same on every database."""
+    async with called_desk(sqlite_url) as desk:
         yield desk
 
 
@@ -72,14 +86,14 @@ MULTIPART = (
 
 
 @pytest.mark.parametrize("form", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=b0und"])
-async def test_one_click_works_from_the_headers_of_the_mail_alone(desk: Desk, form: str) -> None:
+async def test_one_click_works_from_the_headers_of_the_mail_alone(served: Desk, form: str) -> None:
     """RFC 8058: a POST to one header's URL with the other header as its body, and nothing else.
 
     No cookie, no referer, no question, no redirect.
     """
-    id = await desk.subscriber(ANN)
-    queued = await desk.notification(id)
-    mail = _mail(desk, id)
+    id = await served.subscriber(ANN)
+    queued = await served.notification(id)
+    mail = _mail(served, id)
     url = urlsplit(re.findall(r"<([^>]+)>", mail["List-Unsubscribe"])[0])
     posted = str(mail["List-Unsubscribe-Post"]).encode()
     assert posted == b"List-Unsubscribe=One-Click"
@@ -88,18 +102,18 @@ async def test_one_click_works_from_the_headers_of_the_mail_alone(desk: Desk, fo
         f"POST {url.path}?{url.query} HTTP/1.1\r\nHost: seats.example\r\nContent-Type: {form}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    status, answer = await _raw(desk.address, head.encode() + body)
+    status, answer = await _raw(served.address, head.encode() + body)
     assert status == 200
     assert b"set-cookie" not in answer.lower()
-    assert await _status(desk, id) == "unsubscribed"
-    rows = await desk.sql(
+    assert await _status(served, id) == "unsubscribed"
+    rows = await served.sql(
         "SELECT fanout_status FROM open_event_notifications WHERE notification_id = :id", id=queued
     )
     assert rows[0]["fanout_status"] == "skipped"
-    assert ("unsubscribed", {"from": "active", "via": "one-click"}) in await desk.events(id)
-    before = await _everything(desk)
-    assert (await _raw(desk.address, head.encode() + body))[0] == 200, "once more is fine"
-    assert await _everything(desk) == before
+    assert ("unsubscribed", {"from": "active", "via": "one-click"}) in await served.events(id)
+    before = await _everything(served)
+    assert (await _raw(served.address, head.encode() + body))[0] == 200, "once more is fine"
+    assert await _everything(served) == before
 
 
 async def test_a_get_shows_a_page_with_a_button_and_changes_nothing(desk: Desk) -> None:
@@ -174,20 +188,22 @@ async def test_whatever_is_wrong_with_a_link_the_same_page_says_so(desk: Desk) -
     assert await _everything(desk) == before
 
 
-async def test_a_confirmation_expires(desk: Desk) -> None:
-    await desk.subscribe(ANN)
-    link = desk.mails[0].url
-    desk.clock.advance(hours=24)
-    for response in (await desk.client.get(link), await desk.client.post(link)):
+async def test_a_confirmation_expires(sqlite_desk: Desk) -> None:
+    await sqlite_desk.subscribe(ANN)
+    link = sqlite_desk.mails[0].url
+    sqlite_desk.clock.advance(hours=24)
+    for response in (await sqlite_desk.client.get(link), await sqlite_desk.client.post(link)):
         assert response.status_code == 410
         assert "This link has expired" in response.text
-    assert await _status(desk, 1) == "pending"
+    assert await _status(sqlite_desk, 1) == "pending"
 
 
-async def test_a_problem_is_told_in_the_language_of_the_browser(desk: Desk) -> None:
-    answer = await desk.client.get("/unsubscribe", headers={"accept-language": "zh-TW,zh;q=0.9,en;q=0.8"})
+async def test_a_problem_is_told_in_the_language_of_the_browser(sqlite_desk: Desk) -> None:
+    answer = await sqlite_desk.client.get(
+        "/unsubscribe", headers={"accept-language": "zh-TW,zh;q=0.9,en;q=0.8"}
+    )
     assert 'lang="zh-CN"' in answer.text
-    odd = await desk.client.get("/unsubscribe", headers={"accept-language": "../../etc;;,*" * 50})
+    odd = await sqlite_desk.client.get("/unsubscribe", headers={"accept-language": "../../etc;;,*" * 50})
     assert 'lang="en-US"' in odd.text
 
 
@@ -261,14 +277,14 @@ async def test_preferences_are_changed_by_the_form(desk: Desk) -> None:
     assert json.loads((await desk.row(id))["metadata"]) == {"source": "app", "preferences": {"notifyOn": []}}
 
 
-async def test_mistakes_are_shown_with_what_was_typed_and_nothing_is_saved(desk: Desk) -> None:
-    id = await desk.subscriber(ANN)
-    before = await _everything(desk)
+async def test_mistakes_are_shown_with_what_was_typed_and_nothing_is_saved(sqlite_desk: Desk) -> None:
+    id = await sqlite_desk.subscriber(ANN)
+    before = await _everything(sqlite_desk)
     wrong = {
         "windowStart": "25:00", "windowEnd": "", "timeZone": "Mars/Olympus", "snoozeUntil": "tomorrow",
         "maxNotifications": "1001", "locale": "xx",
     }  # fmt: skip
-    response = await _manage(desk, id, "save", **wrong)
+    response = await _manage(sqlite_desk, id, "save", **wrong)
     assert response.status_code == 200
     for words in (
         "Give both times",
@@ -280,8 +296,8 @@ async def test_mistakes_are_shown_with_what_was_typed_and_nothing_is_saved(desk:
         assert words in response.text
     assert 'value="Mars/Olympus"' in response.text
     for field, odd in (("snoozeUntil", "9999-01-01T00:00"), ("maxNotifications", "²"), ("timeZone", "\x00")):
-        assert "mistake" in (await _manage(desk, id, "save", **{field: odd})).text
-    assert await _everything(desk) == before
+        assert "mistake" in (await _manage(sqlite_desk, id, "save", **{field: odd})).text
+    assert await _everything(sqlite_desk) == before
 
 
 async def test_pause_resume_and_unsubscribe_by_the_buttons(desk: Desk) -> None:
@@ -301,14 +317,14 @@ async def test_pause_resume_and_unsubscribe_by_the_buttons(desk: Desk) -> None:
 # ── the pages themselves ─────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_page_allows_nothing_but_itself(desk: Desk) -> None:
-    course = await desk.insert(
+async def test_a_page_allows_nothing_but_itself(sqlite_desk: Desk) -> None:
+    course = await sqlite_desk.insert(
         "courses", "course_id", title="<script>alert(1)</script>", course_string='"><x'
     )
-    await desk.insert("sections", "section_id", **SECTION, course_id=course, section_number="'07")
-    id = await desk.subscriber(ANN)
-    for link in (_unsubscribe(desk, id), desk.links.manage_url(id, ANN), "/unsubscribe"):
-        response = await desk.client.get(link)
+    await sqlite_desk.insert("sections", "section_id", **SECTION, course_id=course, section_number="'07")
+    id = await sqlite_desk.subscriber(ANN)
+    for link in (_unsubscribe(sqlite_desk, id), sqlite_desk.links.manage_url(id, ANN), "/unsubscribe"):
+        response = await sqlite_desk.client.get(link)
         style = re.search("<style>(.*)</style>", response.text, re.DOTALL)
         assert style is not None
         digest = b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
@@ -325,9 +341,9 @@ async def test_a_page_allows_nothing_but_itself(desk: Desk) -> None:
         assert not re.search(r"(src|href)=\"(?!http://127)", response.text), "nothing is fetched"
 
 
-async def test_what_is_no_form_is_no_crash(desk: Desk) -> None:
-    id = await desk.subscriber(ANN)
-    link = desk.links.manage_url(id, ANN)
+async def test_what_is_no_form_is_no_crash(sqlite_desk: Desk) -> None:
+    id = await sqlite_desk.subscriber(ANN)
+    link = sqlite_desk.links.manage_url(id, ANN)
     bodies = [
         ("multipart/form-data; boundary=x", b"--x\r\nnonsense"),
         ("multipart/form-data", b"--x\r\n"),
@@ -337,20 +353,20 @@ async def test_what_is_no_form_is_no_crash(desk: Desk) -> None:
         ("application/json", b"{"),
         ("", b"\xff\xfe"),
     ]  # fmt: skip
-    before = await _everything(desk)
+    before = await _everything(sqlite_desk)
     for kind, body in bodies:
-        response = await desk.client.post(link, content=body, headers={"content-type": kind})
+        response = await sqlite_desk.client.post(link, content=body, headers={"content-type": kind})
         assert response.status_code == 200, (kind, body)
-    assert await _everything(desk) == before
-    large = await desk.client.post(link, data={"do": "x" * 70_000})
+    assert await _everything(sqlite_desk) == before
+    large = await sqlite_desk.client.post(link, data={"do": "x" * 70_000})
     assert large.status_code == 413
 
 
-async def test_the_desk_keeps_its_own_fence(desk: Desk) -> None:
+async def test_the_desk_keeps_its_own_fence(sqlite_desk: Desk) -> None:
     """Only the pages of subscribers are for everybody: they ask for a token."""
     away = {"host": "seats.example"}
-    assert (await desk.client.get("/api/notifications/subscriptions", headers=away)).status_code == 403
-    assert (await desk.client.get("/unsubscribe", headers=away)).status_code == 404
+    assert (await sqlite_desk.client.get("/api/notifications/subscriptions", headers=away)).status_code == 403
+    assert (await sqlite_desk.client.get("/unsubscribe", headers=away)).status_code == 404
 
 
 class _Form(HTMLParser):

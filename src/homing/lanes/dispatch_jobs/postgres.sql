@@ -884,10 +884,11 @@ GROUP BY 1
 SELECT o.id AS id FROM {prunable} AND o.id > :after AND o.id <= :until ORDER BY o.id LIMIT :limit
 
 -- name: prune
--- An attempt is younger than its job, so weeks before the first of the jobs are not looked at.
+-- An attempt is younger than its job, so weeks before the first of the jobs are not looked at; a day is for clocks
+-- that differ.
 WITH {deleted}, attempts AS (
     DELETE FROM dispatch_attempt AS a
-    WHERE a.dispatch_job_id = ANY (ARRAY(SELECT id FROM chosen)) AND a.id >= (SELECT min(id) FROM chosen)
+    WHERE a.dispatch_job_id = ANY (ARRAY(SELECT id FROM chosen)) AND a.id >= (SELECT min(id) - (86400000::bigint << 22) FROM chosen)
 )
 SELECT status AS state FROM gone
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from homing.db import Database, Row, iso
-from homing.errors import InvalidRequest
+from homing.errors import Conflict, InvalidRequest
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
 from homing.lanes.open_events.sql import patiently, queries_of
@@ -41,27 +41,37 @@ _LARGEST_PAYLOAD = 16 * 1024
 #: How many preferences are read before others get their turn.
 _AT_ONCE = 500
 
+_STATUSES = "Open, Closed or Wait, in any spelling"
+
 _encode = msgspec.json.Encoder().encode
 
 
 class FlipRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """A section whose status has changed, as a poller saw it."""
 
-    term_id: Word
-    campus_code: Word
-    index_number: Word
-    #: Open, Closed or Wait, in any spelling.
-    status_before: Word
-    status_after: Word
+    term_id: Annotated[Word, Meta(examples=["92026"])]
+    campus_code: Annotated[Word, Meta(examples=["NB"])]
+    index_number: Annotated[Word, Meta(examples=["12345"])]
+    status_before: Annotated[Word, Meta(description=_STATUSES, examples=["Closed"])]
+    status_after: Annotated[Word, Meta(description=_STATUSES, examples=["Open"])]
     section_id: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     seat_delta: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    #: When it was seen; by default now.
-    event_at: Annotated[datetime, Meta(tz=True)] | None = None
+    event_at: (
+        Annotated[datetime, Meta(tz=True, description="When it was seen, with a zone; by default now")] | None
+    ) = None
     detected_by: Word | None = None
     snapshot_id: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     trace_id: Word | None = None
-    #: courseTitle, sectionNumber, subjectCode, snapshotHash, …: what the mail says even if the tables change.
-    payload: dict[str, Any] | None = None
+    payload: (
+        Annotated[
+            dict[str, Any],
+            Meta(
+                description="What the mail says, even if the tables change; up to 16 KiB",
+                examples=[{"courseTitle": "Calculus", "sectionNumber": "07"}],
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Flip(Struct, frozen=True, kw_only=True):
@@ -151,22 +161,22 @@ class Fanout:
         limits = await self._limits(flip)
         section = "|".join(flip.section.values())
         flip = msgspec.structs.replace(flip, payload=await self._payload(flip))
-        while True:
-            found = await self._run_together(
-                ("lock_section", "near", "record", "mark_section"),
-                **_parameters(flip),
-                **flip.section,
-                section=section,
-                status=flip.status_after,
-                limits=_encode(limits).decode(),
-                default_limit=DEFAULT_MAX_NOTIFICATIONS,
-            )
-            if found["near"]:
-                return _duplicate(found["near"])
-            # Else another program, which knows no lock of ours, was quicker by a moment; now it can be seen.
-            if found["record"]:
-                row = found["record"][0]
-                return FlipReply(row["open_event_id"], row["notifications"], False, "opened")
+        found = await self._run_together(
+            ("lock_section", "near", "record", "mark_section"),
+            **_parameters(flip),
+            **flip.section,
+            section=section,
+            status=flip.status_after,
+            limits=_encode(limits).decode(),
+            default_limit=DEFAULT_MAX_NOTIFICATIONS,
+        )
+        if found["near"]:
+            return _duplicate(found["near"])
+        if not found["record"]:
+            # Who knows no lock of ours was quicker by a moment; in another moment it can be seen.
+            raise Conflict("another program is writing down the same opening; try again")
+        row = found["record"][0]
+        return FlipReply(row["open_event_id"], row["notifications"], False, "opened")
 
     async def _payload(self, flip: Flip) -> str | None:
         """What a mail will say of the section, as of now: as it was told, else as the tables have it."""
@@ -189,7 +199,7 @@ class Fanout:
         return FlipReply(None, 0, False, "closed")
 
     async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
-        return await self._database.fetch(self._queries[name], parameters)
+        return await patiently(lambda: self._database.fetch(self._queries[name], parameters))
 
     async def _run_together(self, names: Sequence[str], **parameters: Any) -> Mapping[str, Sequence[Row]]:
         present = [name for name in names if name in self._queries]

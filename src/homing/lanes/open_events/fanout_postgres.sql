@@ -11,13 +11,17 @@ flip AS MATERIALIZED (
 
 -- fragment: near
 -- The opening of the section that this flip is, told once more: by its key, or because it is so close.
-SELECT e.open_event_id
-FROM flip JOIN open_events AS e USING (term_id, campus_code, index_number)
-WHERE lower(e.status_after) = 'open'
-  AND (e.dedupe_key = flip.dedupe_key
-       OR e.event_at > flip.event_at - make_interval(secs => :window_seconds)
-          AND e.event_at < flip.event_at + make_interval(secs => :window_seconds))
-ORDER BY abs(extract(epoch FROM e.event_at - flip.event_at)), e.open_event_id
+SELECT open_event_id
+FROM (
+    SELECT e.open_event_id, 0 AS distance FROM flip JOIN open_events AS e USING (dedupe_key)
+    UNION ALL
+    SELECT e.open_event_id, abs(extract(epoch FROM e.event_at - flip.event_at))
+    FROM flip JOIN open_events AS e USING (term_id, campus_code, index_number)
+    WHERE lower(e.status_after) = 'open'
+      AND e.event_at > flip.event_at - make_interval(secs => :window_seconds)
+      AND e.event_at < flip.event_at + make_interval(secs => :window_seconds)
+) AS near
+ORDER BY distance, open_event_id
 LIMIT 1
 
 -- fragment: had

@@ -17,12 +17,16 @@ flip AS MATERIALIZED (
 
 -- fragment: near
 -- The opening of the section that this flip is, told once more: by its key, or because it is so close.
-SELECT e.open_event_id
-FROM flip JOIN open_events AS e USING (term_id, campus_code, index_number)
-WHERE lower(e.status_after) = 'open'
-  AND (e.dedupe_key = flip.dedupe_key
-       OR round(abs(julianday(e.event_at) - julianday(flip.event_at)) * 86400, 3) < :window_seconds)
-ORDER BY abs(julianday(e.event_at) - julianday(flip.event_at)), e.open_event_id
+SELECT open_event_id
+FROM (
+    SELECT e.open_event_id, 0 AS distance FROM flip JOIN open_events AS e USING (dedupe_key)
+    UNION ALL
+    SELECT e.open_event_id, round(abs(julianday(e.event_at) - julianday(flip.event_at)) * 86400, 3)
+    FROM flip JOIN open_events AS e USING (term_id, campus_code, index_number)
+    WHERE lower(e.status_after) = 'open'
+)
+WHERE distance < :window_seconds
+ORDER BY distance, open_event_id
 LIMIT 1
 
 -- fragment: had

@@ -43,6 +43,7 @@ _BEHIND_ANOTHER = 5.0
 #: Nobody asks us to wait longer than this and means it.
 _LONGEST_DELAY = 7 * 86400.0
 _LONGEST_MESSAGE = 500
+_LONGEST_TRACE = 200
 
 _encode = msgspec.json.Encoder().encode
 
@@ -196,6 +197,7 @@ class OpenEventsLane:
             subject=rendered.subject,
             text=rendered.text,
             html=rendered.html,
+            headers=_trace(job.get("traceId")),
             unsubscribe_url=links["unsubscribeUrl"],
             manage_url=links["manageUrl"],
             dedupe_key=job["dedupeKey"],
@@ -227,6 +229,12 @@ def _token(claim: Claim[Notification]) -> str:
     item = claim.item
     told = f"{item.dedupe_key}:{item.subscription_id}:{claim.id}"
     return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _trace(trace_id: str | None) -> tuple[tuple[str, str], ...]:
+    """So that whoever has the mail finds the event. What another program wrote may not be fit for a header."""
+    usable = trace_id and trace_id.isascii() and trace_id.isprintable() and len(trace_id) <= _LONGEST_TRACE
+    return (("X-Trace-Id", trace_id),) if trace_id and usable else ()
 
 
 def _wait(code: str, message: str, seconds: float) -> Retry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,7 +21,6 @@ Moment = Annotated[datetime, Meta(tz=True)]
 
 MOST_NOTIFICATIONS = 1000
 _FIRST_YEAR, _LAST_YEAR = 1970, 9900
-_NOTIFY_ON = ("open",)
 
 
 class WindowRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -29,24 +28,37 @@ class WindowRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
 
     start_minutes: Minutes
     end_minutes: Minutes
-    #: Such as America/New_York.
-    time_zone: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    time_zone: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=100,
+                description="An IANA name; left out, the installation's",
+                examples=["America/New_York"],
+            ),
+        ]
+        | None
+    ) = None
 
 
 class PreferencesRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """What is left out stays as it is; null goes back to the default."""
 
-    notify_on: Annotated[list[str], Meta(max_length=10)] | UnsetType | None = UNSET
+    notify_on: Annotated[list[Literal["open"]], Meta(max_length=10)] | UnsetType | None = UNSET
     max_notifications: Annotated[int, Meta(ge=1, le=MOST_NOTIFICATIONS)] | UnsetType | None = UNSET
     snooze_until: Moment | UnsetType | None = UNSET
     delivery_window: WindowRequest | UnsetType | None = UNSET
 
 
 class SubscriptionRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    term_id: Word
-    campus_code: Word
-    index_number: Word
-    email: Annotated[str, Meta(min_length=3, max_length=320)]
+    term_id: Annotated[Word, Meta(examples=["92026"])]
+    campus_code: Annotated[Word, Meta(examples=["NB"])]
+    index_number: Annotated[Word, Meta(examples=["12345"])]
+    email: Annotated[
+        str,
+        Meta(min_length=3, max_length=320, description="One bare address", examples=["ann@example.org"]),
+    ]
     locale: Annotated[str, Meta(min_length=2, max_length=35)] | None = None
     preferences: PreferencesRequest | None = None
 
@@ -108,21 +120,12 @@ def changes_of(request: PreferencesRequest | None) -> dict[str, Any]:
     if request is None:
         return {}
     given = {
-        "notifyOn": _notify_on(request.notify_on),
+        "notifyOn": request.notify_on,
         "maxNotifications": request.max_notifications,
         "snoozeUntil": _snooze(request.snooze_until),
         "deliveryWindow": _window(request.delivery_window),
     }
     return {name: value for name, value in given.items() if value is not UNSET}
-
-
-def _notify_on(given: list[str] | UnsetType | None) -> list[str] | UnsetType | None:
-    unknown = [word for word in given or () if word not in _NOTIFY_ON] if given is not UNSET else []
-    if unknown:
-        raise InvalidRequest(
-            'preferences.notifyOn: it is ["open"], or [] for nothing', "preferences.notifyOn"
-        )
-    return given
 
 
 def _snooze(given: datetime | UnsetType | None) -> str | UnsetType | None:

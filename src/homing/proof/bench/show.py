@@ -14,6 +14,7 @@ from homing.proof.bench.latency import LatencyTable
 from homing.proof.bench.measure import Budget, Series
 from homing.proof.bench.memory import MemoryTable
 from homing.proof.bench.mongo_race import MongoTable
+from homing.proof.bench.notifications import OUTBOX_ON_SQLITE, NotificationTable
 from homing.proof.bench.race import HOMING, LIMIT, ON_SQLITE, Line, RaceTable
 from homing.proof.bench.router_race import SQS_ALONE, RouterTable
 from homing.proof.bench.scale import Cost, ScaleTable
@@ -39,6 +40,17 @@ def email_table(result: EmailTable) -> RenderableType:
         )
     race = RaceTable(result.lines, (), result.left_out)
     return Group(_race_table(race, "emails/s"), created, budget_lines(result.budgets))
+
+
+def notification_table(result: NotificationTable) -> RenderableType:
+    fanouts = _table("one event", "subscribers", "seconds", "others waited ms", "loop stalled ms")
+    for cost in result.fanouts:
+        fanouts.add_row(
+            cost.database, f"{cost.subscribers:,}", f"{cost.seconds.median:.2f}",
+            f"{cost.waited_ms.median:,.0f}", f"{cost.stalled_ms.median:,.0f}",
+        )  # fmt: skip
+    race = RaceTable(result.lines, (), ())
+    return Group(_race_table(race, "notifications/s"), fanouts, budget_lines(result.budgets))
 
 
 def router_table(result: RouterTable) -> RenderableType:
@@ -72,7 +84,7 @@ def _race_table(result: RaceTable, rate: str) -> RenderableType:
 def _commits(line: Line) -> str:
     """Only PostgreSQL counts them."""
     return (
-        "" if line.name in {LIMIT, ON_SQLITE, CELERY, SQS_ALONE} else f"{line.transactions_each.median:.3f}"
+        "" if line.name in {LIMIT, ON_SQLITE, OUTBOX_ON_SQLITE, CELERY, SQS_ALONE} else f"{line.transactions_each.median:.3f}"
     )
 
 

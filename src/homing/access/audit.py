@@ -1,0 +1,137 @@
+"""The audit log: what was done, by whom, from where, to what, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Query, Row, iso, load_queries
+from homing.engine.coalesce import Batched
+from homing.engine.model import Monotonic
+from homing.errors import DatabaseError
+from homing.telemetry import Telemetry
+
+Outcome = Literal["done", "refused", "failed"]
+
+#: Seconds over which calls that only put messages in are counted together.
+COUNTED_OVER = 10.0
+_LONGEST_OBJECT = 500
+_LONGEST_DETAIL = 4000
+_LAST = 2**63 - 1
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Entry(Struct, frozen=True):
+    who: str
+    action: str
+    object: str | None = None
+    address: str | None = None
+    #: Without secrets: whoever reads the log may see it.
+    detail: Mapping[str, Any] | None = None
+    outcome: Outcome = "done"
+
+
+class AuditLog:
+    """An entry is in the database when `write` returns; those that come together share a statement."""
+
+    def __init__(
+        self, database: Database, telemetry: Telemetry, monotonic: Monotonic = time.monotonic
+    ) -> None:
+        self._database, self._telemetry, self._monotonic = database, telemetry, monotonic
+        self._queries = load_queries(__package__ or "", database.dialect)
+        self._insert: Batched[Entry, None] = Batched(self._insert_all)
+        self._counted: dict[Entry, int] = {}
+        self._counting: asyncio.Task[None] | None = None
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def statement(self) -> Query:
+        """For whoever writes an entry in the transaction of what it tells; takes `audit` (`as_text`)."""
+        return self._queries["write_audit"]
+
+    async def write(self, entry: Entry) -> None:
+        """What was done is done: a log that cannot be written is itself logged, with the entry."""
+        try:
+            await self._insert(entry)
+        except DatabaseError as error:
+            self._telemetry.log.error("audit.failed", error=str(error), **_told(entry))
+
+    def count(self, entry: Entry) -> None:
+        """Of calls that come by the thousand, one entry with their number for every ten seconds."""
+        self._counted[entry] = self._counted.get(entry, 0) + 1
+        if self._counting is None:
+            self._counting = asyncio.get_running_loop().create_task(self._write_counted_later())
+
+    async def close(self) -> None:
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
+            self._counting = None
+        await self._write_counted()
+
+    async def _write_counted_later(self) -> None:
+        await asyncio.sleep(COUNTED_OVER)
+        self._counting = None
+        await self._write_counted()
+
+    async def _write_counted(self) -> None:
+        counted, self._counted = self._counted, {}
+        entries = [msgspec.structs.replace(entry, detail={"calls": n}) for entry, n in counted.items()]
+        await asyncio.gather(*(self.write(entry) for entry in entries))
+
+    async def _insert_all(self, entries: Sequence[Entry]) -> list[None]:
+        await self._database.fetch(self.statement, {"audit": as_text(*entries)})
+        return [None for _ in entries]
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def page(
+        self,
+        *,
+        since: datetime | None = None,
+        who: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> Sequence[Row]:
+        """Newest first; `before` is the id that the last page ended with."""
+        query = self._queries["audit_page" if who is None else "audit_page_of"]
+        given = {
+            "since": iso(since or _BEGINNING),
+            "who": who,
+            "before": _LAST if before is None else before,
+            "limit": limit,
+        }
+        return await self._database.fetch(query, given)
+
+
+def as_text(*entries: Entry) -> str:
+    return _encode([_told(entry) for entry in entries]).decode()
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    object = entry.object[:_LONGEST_OBJECT].replace("\x00", "") if entry.object is not None else None
+    return {
+        "who": entry.who,
+        "address": entry.address,
+        "action": entry.action,
+        "object": object,
+        "detail": _shortened(entry.detail),
+        "outcome": entry.outcome,
+    }
+
+
+def _shortened(detail: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """NUL is no text for PostgreSQL, and somebody may have sent a filter of a megabyte."""
+    text = _encode(detail)
+    if len(text) > _LONGEST_DETAIL or b"\\u0000" in text:
+        return {"cut": text[:_LONGEST_DETAIL].decode("utf-8", "ignore").replace("\\u0000", "")}
+    return detail

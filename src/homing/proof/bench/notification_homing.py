@@ -1,0 +1,52 @@
+"""Homing itself: one worker of `open_events` without a rate limit, every other setting at its default."""
+
+from __future__ import annotations
+
+import tempfile
+
+from homing.app import Homing
+from homing.proof.bench.contender import CONNECTIONS, Job
+from homing.proof.bench.homing_worker import settings_for
+from homing.proof.bench.sample_openings import fill_openings
+
+
+class OnPostgres:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._folder = tempfile.TemporaryDirectory(prefix="homing-bench-")
+
+    def database_url(self) -> str:
+        return self._job.postgres_url
+
+    async def prepare(self) -> None:
+        settings = settings_for(
+            self.database_url(),
+            self._job.smtp_port,
+            HOMING_MAIL_CONNECTIONS=str(CONNECTIONS),
+            HOMING_NOTIFY_RATE_PER_SECOND="0",
+            # Else a key would be made beside the database.
+            HOMING_ENCRYPTION_KEY="a2V5IG9mIHRoZSBiZW5jaG1hcmssIDMyIGJ5dGVzISE=",
+        )
+        first = Homing(settings)
+        await first.migrate()
+        await fill_openings(first.notify_database, self._job.mails)
+        await first.close()
+        self._homing = Homing(settings)
+        await self._homing.require_schema()
+
+    async def deliver(self) -> int:
+        return await self._homing.notify.worker().drain()
+
+    async def close(self) -> None:
+        counts = await self._homing.notifications.counts()
+        assert counts["sent"] == self._job.mails, f"not all were sent: {counts}"
+        await self._homing.notify.deliverer.drain(0)
+        await self._homing.close()
+        self._folder.cleanup()
+
+
+class OnSqlite(OnPostgres):
+    """In a file on the disk that temporary files are on, synchronous=FULL as always."""
+
+    def database_url(self) -> str:
+        return f"sqlite:///{self._folder.name}/homing.db"
