@@ -63,7 +63,10 @@ class AuditLog:
         try:
             await self._insert(entry)
         except DatabaseError as error:
-            self._telemetry.log.error("audit.failed", error=str(error), **_told(entry))
+            self._report(entry, str(error))
+
+    def _report(self, entry: Entry, error: str) -> None:
+        self._telemetry.log.error("audit.failed", error=error, **_told(entry))
 
     def count(self, entry: Entry) -> None:
         """Of calls that come by the thousand, one entry with their number for every ten seconds."""

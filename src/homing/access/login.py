@@ -86,7 +86,7 @@ class Logins:
         if await self._database.fetch(self._queries["try_login"], given):
             return 0.0
         rows = await self._database.fetch(self._queries["login_wait"], {"subject": subject})
-        return max(1.0, rows[0]["seconds"])
+        return max(1.0, float(rows[0]["seconds"]))
 
     async def _open(
         self, name: str, address: str | None, before: str | None, subjects: dict[str, str]

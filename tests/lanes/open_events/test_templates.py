@@ -615,3 +615,12 @@ def test_no_value_breaks_a_page(name: str, locale: str, hostile: str) -> None:
     )
     assert page.shape == plain.shape
     assert "49" not in page.text
+
+
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+def test_a_course_that_has_only_a_title_is_named_once(locale: str) -> None:
+    given = {**REQUIRED, "courseTitle": "Linear Algebra", "courseString": "Linear Algebra"}
+    found = Templates(PACKAGED_TEMPLATES).render("open-seat", given, locale, "v1")
+    assert isinstance(found, Rendered)
+    assert found.subject.count("Linear Algebra") == 1
+    assert found.text.count("Linear Algebra") == 1

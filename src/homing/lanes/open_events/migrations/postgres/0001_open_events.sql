@@ -83,7 +83,11 @@ CREATE TABLE IF NOT EXISTS subscriptions (
     last_known_section_status text,
     unsubscribe_token         text,
     metadata                  text
-) WITH (autovacuum_analyze_threshold = 2000);
+) WITH (
+    -- When somebody was notified only the row changes, if there is room for it on its page.
+    fillfactor = 85,
+    autovacuum_analyze_threshold = 2000
+);
 ALTER TABLE subscriptions
     ADD COLUMN IF NOT EXISTS section_id bigint,
     ADD COLUMN IF NOT EXISTS contact_hash text,
