@@ -2,10 +2,10 @@
 #
 #   PYTHON=…      the Python to make .venv with (otherwise the first from 3.11 on in PATH)
 #   ARGS=…        further arguments for what a target runs: make test ARGS="-k claim"
-#   PROCESSES=2   how many processes the tests are spread over
+#   PROCESSES=4   how many processes the tests are spread over; most of them wait most of the time
 
 BIN := .venv/bin
-PROCESSES ?= 2
+PROCESSES ?= 4
 ARGS ?=
 # Their presence says that .venv holds what the locks ask for.
 INSTALLED := .venv/.installed

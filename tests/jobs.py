@@ -184,7 +184,7 @@ async def job_benches(database_url: str, count: int, **settings: Any) -> AsyncIt
         yield benches
 
 
-async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.01)

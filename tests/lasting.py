@@ -15,25 +15,28 @@ class LastingMongoDb:
         self.url = url
         self._client: Any = MongoClient(url)
         self._database = self._client[urlsplit(url).path.strip("/")]
-        self._first = {name: list(self._database[name].find()) for name in self._names()}
+        self._rules = self._options()
+        self._first = {name: list(self._database[name].find()) for name in self._rules}
 
     def restore(self) -> None:
-        for name in self._names():
-            self._restore(name)
+        for name, rules in self._options().items():
+            if name not in self._rules:
+                self._database[name].drop()
+                continue
+            if rules != self._rules[name]:
+                self._database.command("collMod", name, validator=self._rules[name].get("validator", {}))
+            self._restore_documents(name)
 
-    def _restore(self, name: str) -> None:
-        collection = self._database[name]
-        first = self._first.get(name)
-        if first is None:
-            collection.drop()
-        elif list(collection.find().limit(len(first) + 1)) != first:
+    def _restore_documents(self, name: str) -> None:
+        collection, first = self._database[name], self._first[name]
+        if list(collection.find().limit(len(first) + 1)) != first:
             collection.delete_many({})
             if first:
                 collection.insert_many(first)
 
-    def _names(self) -> list[str]:
-        names: list[str] = self._database.list_collection_names()
-        return names
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """Of each collection what its documents have to be like."""
+        return {found["name"]: found["options"] for found in self._database.list_collections()}
 
     def __enter__(self) -> Self:
         return self

@@ -170,7 +170,7 @@ class NotificationBench:
         return await self.other.insert("subscriptions", "subscription_id", values)
 
     async def notification(
-        self, event: int | None = None, subscription: int | None = None, **columns: Any
+        self, event: int | str | None = None, subscription: int | str | None = None, **columns: Any
     ) -> int:
         values = {
             "open_event_id": await self.event() if event is None else event,

@@ -10,7 +10,25 @@ Item = TypeVar("Item")
 
 #: Files that take long, and about how many seconds each. One that is not here takes a few at most.
 LONG_FILES = {
+    "tests/proof/test_operator_stop.py": 100,
+    "tests/lanes/dispatch_jobs/test_router_jobs.py": 100,
+    "tests/proof/test_jobs_chaos.py": 90,
     "tests/proof/test_email_chaos.py": 80,
+    "tests/brokers/test_rabbitmq_faults.py": 80,
+    "tests/brokers/test_conformance.py": 60,
+    "tests/proof/test_email_bench.py": 50,
+    "tests/proof/test_chaos_mail.py": 45,
+    "tests/model/test_jobs_machine.py": 40,
+    "tests/lanes/email_log/test_kills.py": 40,
+    "tests/proof/test_bench.py": 40,
+    "tests/contract/test_jobs_plans.py": 38,
+    "tests/contract/test_email_log_plans.py": 35,
+    "tests/http/test_schemathesis.py": 30,
+    "tests/proof/test_webhook_bench.py": 30,
+    "tests/proof/test_router_chaos.py": 25,
+    "tests/proof/test_exclusive_claims.py": 15,
+    "tests/contract/test_search_plans.py": 14,
+    "tests/proof/test_fairness.py": 10,
 }
 
 

@@ -62,7 +62,7 @@ def texts(*words: str) -> list[Publication]:
     return [Publication(word.encode()) for word in words]
 
 
-async def receive(consumer: Consumer, count: int, seconds: float = 20.0) -> list[Message]:
+async def receive(consumer: Consumer, count: int, seconds: float = 60.0) -> list[Message]:
     """So many messages, however many calls it takes."""
     found: list[Message] = []
     async with asyncio.timeout(seconds):
@@ -71,7 +71,7 @@ async def receive(consumer: Consumer, count: int, seconds: float = 20.0) -> list
     return found
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.05)

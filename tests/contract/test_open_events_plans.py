@@ -12,18 +12,19 @@ ROWS = 100_000
 #: Of ten six are sent, one failed, and three wait for a window that is not open.
 _STATUS = "CASE WHEN g % 10 < 6 THEN 'sent' WHEN g % 10 = 6 THEN 'failed' ELSE 'pending' END"
 POSTGRES_ROWS = f"""
-INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, fanout_attempts,
-    claim_seq, due_at, due_attempts)
+INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status,
+    fanout_attempts, claim_seq, due_at, due_attempts)
 SELECT 1, 1000000 + g, 'k', {_STATUS}, 1, 1,
     CASE WHEN g % 10 > 6 THEN now() + interval '1 hour' END, CASE WHEN g % 10 > 6 THEN 1 END
 FROM generate_series(1, {ROWS}) AS g RETURNING 1
 """
 SQLITE_ROWS = f"""
 WITH RECURSIVE series(g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM series WHERE g < {ROWS})
-INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, fanout_attempts,
-    claim_seq, due_at, due_attempts)
+INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status,
+    fanout_attempts, claim_seq, due_at, due_attempts)
 SELECT 1, 1000000 + g, 'k', {_STATUS}, 1, 1,
-    CASE WHEN g % 10 > 6 THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+1 hour') END, CASE WHEN g % 10 > 6 THEN 1 END
+    CASE WHEN g % 10 > 6 THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+1 hour') END,
+    CASE WHEN g % 10 > 6 THEN 1 END
 FROM series RETURNING 1
 """
 
@@ -52,7 +53,9 @@ async def plan_of(bench: NotificationBench, name: str, how: str = "", **paramete
 
 def scans_the_table(plan: str) -> bool:
     found = re.search(r"Seq Scan[^{}]*Relation Name[^a-z]+open_event_notifications", plan)
-    return found is not None or "SCAN open_event_notifications" in plan.replace("SCAN open_event_notifications USING", "")
+    return found is not None or "SCAN open_event_notifications" in plan.replace(
+        "SCAN open_event_notifications USING", ""
+    )
 
 
 @pytest.mark.clause("NTF-02")
@@ -60,7 +63,11 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
     async with notification_bench(postgres_url) as bench:
         await fill(bench)
         plan = await plan_of(bench, "claim", limit=100)
-        for index in ("homing_notifications_new", "homing_notifications_waiting", "homing_notifications_reset"):
+        for index in (
+            "homing_notifications_new",
+            "homing_notifications_waiting",
+            "homing_notifications_reset",
+        ):
             assert plan.count(index) == 1, index
         assert not scans_the_table(plan)
         batch = json.dumps([{"id": i, "fence": 1} for i in range(1, 500)])
@@ -106,10 +113,15 @@ async def test_sqlite_reads_only_what_is_due(sqlite_url: str) -> None:
         await fill(bench)
         for name in ("claim", "preview"):
             plan = await plan_of(bench, name, limit=100)
-            for index in ("homing_notifications_new", "homing_notifications_waiting", "homing_notifications_reset"):
+            for index in (
+                "homing_notifications_new",
+                "homing_notifications_waiting",
+                "homing_notifications_reset",
+            ):
                 assert plan.count(index) == 1, (name, index)
-            assert "SEARCH open_event_notifications USING INDEX homing_notifications_waiting (due_at" in plan.replace(
-                "COVERING ", ""
+            assert (
+                "SEARCH open_event_notifications USING INDEX homing_notifications_waiting (due_at"
+                in plan.replace("COVERING ", "")
             )
         batch = json.dumps([{"id": 1, "fence": 1}])
         for name in ("renew", "release", "confirm"):

@@ -11,7 +11,7 @@ import pytest
 from tests.notifications import TTL, NotificationBench, notification_bench, read_json
 
 from homing.db import connect, instant
-from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn
+from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
 from homing.lanes.open_events.lane import transition
 from homing.lanes.open_events.notification import Notification, Terms
 from homing.lanes.open_events.notifications import Notifications
@@ -183,7 +183,9 @@ async def test_a_foreign_worker_that_took_over_is_left_alone(bench: Notification
     for locked_by in ("foreign", "worker-1"):
         id = await bench.notification()
         stale = await claim_one(bench)
-        await bench.other.change(id, locked_by=locked_by, locked_at=datetime.now(UTC) + timedelta(milliseconds=7))
+        await bench.other.change(
+            id, locked_by=locked_by, locked_at=datetime.now(UTC) + timedelta(milliseconds=7)
+        )
         assert await bench.notifications.settle([(stale, Bury(GONE))]) == set()
         assert await bench.notifications.renew([stale]) == set()
         assert await bench.notifications.release([stale]) == set()
@@ -246,7 +248,9 @@ async def test_many_are_settled_together_each_its_own_way(bench: NotificationBen
     ids = [await bench.notification(event) for _ in range(260)]
     claims = await bench.notifications.claim(500)
     await bench.other.change(ids[0], locked_by="foreign")
-    ends = [Complete(), RetryIn(5.0, GONE), Bury(GONE), Discard(Failure("unsubscribed"))]
+    ends: list[Settlement] = [
+        Complete(), RetryIn(5.0, GONE), Bury(GONE), Discard(Failure("unsubscribed")),
+    ]  # fmt: skip
     batch = [(claim, ends[number % 4]) for number, claim in enumerate(claims)]
     assert await bench.notifications.settle(batch) == set(ids[1:])
     rows = await bench.other.sql("SELECT * FROM open_event_notifications ORDER BY notification_id")
@@ -256,7 +260,9 @@ async def test_many_are_settled_together_each_its_own_way(bench: NotificationBen
 
 
 @pytest.mark.clause("NTF-23")
-async def test_several_of_one_subscription_in_one_flush_are_counted_together(bench: NotificationBench) -> None:
+async def test_several_of_one_subscription_in_one_flush_are_counted_together(
+    bench: NotificationBench,
+) -> None:
     subscription = await bench.subscription(metadata='{"maxNotifications": 3}')
     for _ in range(3):
         await bench.notification(subscription=subscription)
@@ -361,7 +367,9 @@ async def test_nonsense_of_another_program_stops_nobody(sqlite_url: str) -> None
             await bench.notification(error=b"\xff\xfe"),
             await bench.notification(subscription=await bench.subscription(metadata="{{", locale="\x00")),
             await bench.notification(subscription=await bench.subscription(metadata=b"\xff\x00")),
-            await bench.notification(await bench.event(event_at="some day", payload=b"\xfe", trace_id="a\nb")),
+            await bench.notification(
+                await bench.event(event_at="some day", payload=b"\xfe", trace_id="a\nb")
+            ),
             await bench.notification(await bench.event(section_id="elsewhere", trace_id="\u2028")),
         ]
         bad = [
@@ -436,7 +444,7 @@ async def test_requeue_and_cancel(bench: NotificationBench) -> None:
     ids = [await bench.notification(event) for _ in range(5)]
     claims = await bench.notifications.claim(4)
     auth = Failure("unauthorized", "no")
-    ends = [Bury(GONE), Bury(auth), Discard(Failure("unsubscribed")), Complete()]
+    ends: list[Settlement] = [Bury(GONE), Bury(auth), Discard(Failure("unsubscribed")), Complete()]
     await bench.notifications.settle(list(zip(claims, ends, strict=True)))
     dry = await requeue_ended(bench.notifications, RequeueRequest(status="failed", code="network_error"))
     assert (dry.matched, dry.requeued, dry.more) == (1, 0, False)

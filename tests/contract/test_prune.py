@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.jobs import JobBench, job, job_bench
+from tests.jobs import JobBench, eventually, job, job_bench
 from tests.outbox import Bench, bench
 from tests.tables import Tables
 
@@ -18,6 +18,7 @@ from homing.app import Homing
 from homing.db.mongo import MongoDatabase
 from homing.engine.prune import Pace, Retention, Step, plan, prune, survey
 from homing.parts.retention import prunable_tables
+from homing.service import Stop, run
 
 DAY = 86400.0
 MONTH = 30 * DAY
@@ -286,15 +287,14 @@ async def test_a_week_that_somebody_reads_is_dropped_later_and_holds_up_nobody(
         job = await ended_job(lane, "COMPLETED", DAY)
 
         dropping = asyncio.create_task(delete(steps(lane.homing, dispatch_jobs__attempts=MONTH)))
-        slowest = 0.0
+        written = 0
         while not dropping.done():
-            began = time.monotonic()
             await attempts_of(lane, job, await lane.tables.now())
-            slowest = max(slowest, time.monotonic() - began)
             await lane.tables.delete("dispatch_attempt", dispatch_job_id=job)
+            written += 1
         assert await dropping == {}
         assert await weeks(lane) == before
-        assert slowest < 1.5, "a settlement waits for the lock as long as we wait for it, and no longer"
+        assert written >= 3, "attempts are written meanwhile, though somebody reads for as long as he likes"
         await reading.rollback()
         await reader.close()
         assert await delete(steps(lane.homing, dispatch_jobs__attempts=MONTH)) == {"attempts": 1}
@@ -397,10 +397,10 @@ FROM series RETURNING 1 AS one""",
 
 
 async def test_claims_go_on_during_a_prune(database_url: str) -> None:
-    """Two that know nothing of each other: one prunes 20,000 mails, one claims, sends and settles."""
+    """Two that know nothing of each other: one prunes 8,000 mails, one claims, sends and settles."""
     async with bench(database_url) as prunes, bench(database_url) as works:
         tables = Tables(prunes.homing.database)
-        await tables.sql(_MANY[prunes.homing.database.dialect], rows=20_000)
+        await tables.sql(_MANY[prunes.homing.database.dialect], rows=8_000)
         pruning = asyncio.create_task(delete(steps(prunes.homing, mail_outbox=MONTH), share=0.5))
         delivered, slowest = 0, 0.0
         while not pruning.done():
@@ -408,7 +408,7 @@ async def test_claims_go_on_during_a_prune(database_url: str) -> None:
             began = time.monotonic()
             delivered += len(await works.deliver())
             slowest = max(slowest, time.monotonic() - began)
-        assert await pruning == {"sent": 20_000}
+        assert await pruning == {"sent": 8_000}
         assert delivered >= 3
         assert len(works.sender.delivered) == delivered
         assert slowest < 5.0, "a batch is a moment, on a busy machine too"
@@ -442,13 +442,41 @@ async def test_a_prune_waits_for_no_row_and_no_claim_waits_for_it(postgres_url: 
 async def test_many_jobs_are_pruned_by_their_ids(jobs_database_url: str) -> None:
     """Several batches, of which each begins where the last ended."""
     async with job_bench(jobs_database_url) as lane:
-        await lane.order([job("https://hooks.example.org/") for _ in range(1200)])
+        await lane.order([job("https://hooks.example.org/") for _ in range(700)])
         moment = await ago(lane.tables, 40 * DAY)
         await lane.tables.change(
             "dispatch_job", {"status": "COMPLETED", "updated_at": moment, "created_at": moment}
         )
         (step, *_) = steps(lane.homing, dispatch_jobs__COMPLETED=MONTH)
         deleted = [sum(counts.values()) async for counts in prune(step, Pace(1.0))]
-        assert sum(deleted) == 1200
+        assert sum(deleted) == 700
         assert len(deleted) >= 2
         assert await ids(lane.tables, "dispatch_job") == []
+
+
+# ── by itself ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_worker_prunes_by_itself(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.engine.prune._FIRST_ROUND_WITHIN", 0.0)
+    async with bench(sqlite_url, retention="mail_outbox.sent=30d") as lane:
+        await mail(lane, "sent", 40 * DAY)
+        kept = [await mail(lane, "sent", 20 * DAY), await mail(lane, "failed", 40 * DAY)]
+        stop = Stop()
+        working = asyncio.create_task(
+            run(lane.homing, stop, api=False, work=["mail_outbox"], ready=lambda _address: None)
+        )
+        await eventually(lambda: _is_all(lane, kept))
+        await eventually(lambda: _was_told(lane))
+        stop.ask()
+        await working
+        (told,) = lane.log.all("retention.pruned")
+        assert (told["lane"], told["state"], told["count"]) == ("mail_outbox", "sent", 1)
+
+
+async def _is_all(lane: Bench, kept: list[int]) -> bool:
+    return await ids(Tables(lane.homing.database), "mail_outbox") == kept
+
+
+async def _was_told(lane: Bench) -> bool:
+    return bool(lane.log.all("retention.pruned"))

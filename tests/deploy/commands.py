@@ -1,4 +1,4 @@
-"""Command lines as files of `deploy/` hold them, checked by the real command line."""
+"""Command lines as files of `deploy/` and documents hold them, checked by the real command line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from homing.cli import app
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 
-#: A line of documentation or of a script in which `homing` is what is run, perhaps inside of something else.
-_LINE = re.compile(r"(?:^|\s|/)homing\s+(?P<arguments>[a-z][^`|>#&]*)")
-_BEFORE = ("docker compose", "kubectl", "docker run", "$ homing", "/opt/homing/bin/homing", "sudo", "homing ")
+#: Where `homing` is what is run, by itself or inside of something else.
+_COMMANDS = (
+    re.compile(r"^homing (?P<arguments>[a-z].*)"),
+    re.compile(r"^kubectl .*-- homing (?P<arguments>[a-z].*)"),
+    re.compile(r"^docker compose .*\brun .*\shoming (?P<arguments>[a-z].*)"),
+    re.compile(r"^docker run .*\shoming (?P<arguments>[a-z].*)"),
+    re.compile(r"^(?:sudo )?/opt/homing/bin/homing (?P<arguments>[a-z].*)"),
+)
+_PROMPT = re.compile(r"^\s*(?:[$#] )*\s*")
 
 
 def parse(arguments: Sequence[str]) -> None:
@@ -32,11 +38,9 @@ def parse(arguments: Sequence[str]) -> None:
 
 
 def lines_of(text: str) -> Iterator[list[str]]:
-    """What follows `homing` in lines that are commands, as documents have them."""
+    """What follows `homing` in lines that are commands."""
     for line in text.replace("\\\n", " ").splitlines():
-        stripped = line.strip().removeprefix("# ").strip()
-        if stripped.startswith(_BEFORE) and (found := _LINE.search(stripped)):
-            # What compose itself is told of its services is no command of ours.
-            if re.search(r"docker compose .*\b(up|logs|ps|stop|down|exec -T postgres)\b", stripped):
-                continue
-            yield shlex.split(found["arguments"])
+        written = _PROMPT.sub("", line)
+        for pattern in _COMMANDS:
+            if found := pattern.match(written):
+                yield shlex.split(re.split(r"[|>&]", found["arguments"])[0], comments=True)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +250,13 @@ if HELM is not None:
             check=False,
         )
         assert done.returncode == 0, done.stdout
+
+    if find_spec("kubernetes_validate") is not None:
+
+        @pytest.mark.parametrize("case", CASES)
+        def test_kubernetes_knows_every_field(case: str) -> None:
+            kubernetes_validate = import_module("kubernetes_validate")
+            for one in rendered(case):
+                # Those of the Prometheus operator are not among its schemas.
+                if not one["apiVersion"].startswith("monitoring."):
+                    kubernetes_validate.validate(one, "1.31", strict=True)

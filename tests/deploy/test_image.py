@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.deploy.commands import DEPLOY, ROOT, lines_of, parse
 
+from homing.app import Homing
 from homing.db import connect
 from homing.settings import FIELDS, load_settings
 
@@ -90,6 +91,7 @@ def test_the_defaults_of_the_image_are_settings() -> None:
 if (HADOLINT := shutil.which("hadolint")) is not None:
 
     def test_hadolint_finds_nothing() -> None:
+        assert HADOLINT is not None
         done = subprocess.run([HADOLINT, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "")
 
@@ -150,19 +152,27 @@ def test_databases_and_broker_are_inside_only() -> None:
     assert services["postgres"]["networks"] == services["rabbitmq"]["networks"] == ["inside"]
 
 
-def test_secrets_are_files_that_the_script_makes(tmp_path: Path) -> None:
-    script = shutil.copy(DEPLOY / "make-secrets.sh", tmp_path)
-    for _ in range(2):
-        subprocess.run(["sh", script], check=True, capture_output=True, stdin=subprocess.DEVNULL)
-    made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+def make_secrets(folder: Path) -> str:
+    """What the script says."""
+    command = ["sh", str(folder / "make-secrets.sh")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.stdout
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    shutil.copy(DEPLOY / "make-secrets.sh", tmp_path)
+    make_secrets(tmp_path)
+    return tmp_path / "secrets"
+
+
+def test_secrets_are_files_that_the_script_makes(secrets: Path) -> None:
+    made = {path.name: path.read_text() for path in secrets.iterdir()}
     declared = {name: Path(one["file"]).name for name, one in compose()["secrets"].items()}
     used = {name for service in compose()["services"].values() for name in service.get("secrets", ())}
     assert set(declared) == used == set(made)
     assert all(name == file for name, file in declared.items())
-    again = subprocess.run(
-        ["sh", script], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert again.stdout == "", "what is there stays as it is"
+    assert make_secrets(secrets.parent) == "", "what is there stays as it is"
     named = {
         value.removeprefix("/run/secrets/")
         for service in compose()["services"].values()
@@ -191,3 +201,21 @@ def test_what_is_mounted_exists() -> None:
                 assert volume.endswith(":ro"), volume
             else:
                 assert source in compose()["volumes"]
+
+
+async def test_a_homing_can_be_made_of_what_compose_tells_it(secrets: Path) -> None:
+    for service in ours().values():
+        environment = {name: _interpolated(value, secrets) for name, value in service["environment"].items()}
+        settings = load_settings(environ={"HOMING_HOST": "0.0.0.0", **environment})
+        # Nothing is reached for yet, but URLs, queues, the sender of mails and the key are looked at.
+        homing = Homing(settings)
+        assert homing.jobs_broker is not None
+        assert homing.jobs_broker.name == "rabbitmq"
+        assert homing.pruning == [], "everything is kept unless somebody says otherwise"
+        await homing.close()
+
+
+def _interpolated(value: str, secrets: Path) -> str:
+    """As compose does it where nothing is set, with the secrets where they are here."""
+    plain = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value)
+    return plain.replace("/run/secrets/", f"{secrets}/")

@@ -89,6 +89,6 @@ if ANALYZE is not None:
     @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
     def test_systemd_finds_little_exposed(unit: Path) -> None:
         assert ANALYZE is not None
-        command = [ANALYZE, "security", "--offline=true", "--threshold=20", "--no-pager", unit]
+        command = [ANALYZE, "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-500:]

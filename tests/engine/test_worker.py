@@ -33,6 +33,32 @@ async def working(opened: Bench) -> AsyncIterator[Worker]:
         await asyncio.wait_for(running, 10)
 
 
+#: Longer than any test: who looks again has been told to.
+NEVER = 600.0
+
+
+@asynccontextmanager
+async def asleep(opened: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    """A worker that looks once, and then only when it is woken."""
+    monkeypatch.setattr("homing.engine.worker._SHORTEST_PAUSE", NEVER)
+    opened.homing.mail._longest_pause = NEVER
+    async with working(opened) as worker:
+        if opened.homing.database.dialect == "postgres":
+            await until(lambda: is_listening(opened))
+        yield worker
+
+
+async def is_listening(opened: Bench) -> bool:
+    return bool(await listeners(opened))
+
+
+async def listeners(opened: Bench) -> list[int]:
+    rows = await opened.sql(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    )
+    return [row["pid"] for row in rows]
+
+
 async def idle() -> None:
     """Wait until the worker has looked in vain so often that it sleeps for a second at a time."""
     ends = monotonic() + 1.3
@@ -48,18 +74,19 @@ async def count(opened: Bench, status: str) -> int:
 
 
 @pytest.mark.slow
-async def test_an_order_in_the_same_process_is_delivered_at_once(database_url: str) -> None:
-    async with bench(database_url) as opened, working(opened):
-        await idle()
-        began = monotonic()
+async def test_an_order_in_the_same_process_is_delivered_without_a_poll(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(database_url) as opened, asleep(opened, monkeypatch):
         await opened.outbox.enqueue([mail()])
         await until(lambda: bool(opened.sender.delivered))
-        assert monotonic() - began < 0.5, "it did not wait for the poll"
 
 
 @pytest.mark.slow
-async def test_an_order_by_another_process_wakes_the_worker(postgres_url: str) -> None:
-    async with bench(postgres_url) as opened, working(opened):
+async def test_an_order_by_another_process_wakes_the_worker(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(postgres_url) as opened, asleep(opened, monkeypatch):
         script = (
             "import asyncio, sys\n"
             "from homing.db import connect\n"
@@ -85,28 +112,22 @@ async def test_an_order_by_another_process_wakes_the_worker(postgres_url: str) -
         assert process.stdin is not None
         assert process.stdout is not None
         await process.stdout.readline()
-        await idle()
-        began = monotonic()
         process.stdin.write(b"go\n")
         await until(lambda: bool(opened.sender.delivered))
-        assert monotonic() - began < 0.6
         assert await process.wait() == 0
 
 
 @pytest.mark.slow
-async def test_a_plain_notify_wakes_the_worker(postgres_url: str) -> None:
+async def test_a_plain_notify_wakes_the_worker(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any program may insert a row and announce it; ours is not needed for that."""
-    async with bench(postgres_url) as opened, working(opened):
-        await idle()
+    async with bench(postgres_url) as opened, asleep(opened, monkeypatch):
         foreign = await asyncpg.connect(postgres_url)
         try:
             await foreign.execute(
                 "INSERT INTO mail_outbox (to_address, text_body) VALUES ('a@example.org', 'x')"
             )
-            began = monotonic()
             await foreign.execute(f"NOTIFY {CHANNEL}")
             await until(lambda: bool(opened.sender.delivered))
-            assert monotonic() - began < 0.5
         finally:
             await foreign.close()
 
@@ -115,10 +136,8 @@ async def test_a_plain_notify_wakes_the_worker(postgres_url: str) -> None:
 async def test_a_row_that_nobody_announced_is_found_by_polling(database_url: str) -> None:
     async with bench(database_url) as opened, working(opened):
         await idle()
-        began = monotonic()
         await opened.insert()
         await until(lambda: bool(opened.sender.delivered))
-        assert monotonic() - began < 1.5
 
 
 async def test_notifications_are_few_and_the_last_order_is_always_announced(postgres_url: str) -> None:
@@ -128,48 +147,36 @@ async def test_notifications_are_few_and_the_last_order_is_always_announced(post
         try:
             await listener.add_listener(CHANNEL, lambda *_: heard.append(monotonic()))
             began = monotonic()
-            for number in range(200):
+            await opened.outbox.enqueue([mail()])
+            await until(lambda: bool(heard))
+            for number in range(1, 200):
                 await opened.outbox.enqueue([mail(number)])
             last = monotonic()
             await until(lambda: bool(heard) and heard[-1] >= last)
         finally:
             await listener.close()
-        assert heard[0] - began < 0.2, "the first is announced at once"
         assert len(heard) <= (last - began) / 0.05 + 2
-        assert heard[-1] - last < 0.5
 
 
 @pytest.mark.slow
-async def test_a_lost_listen_connection_is_made_again(postgres_url: str) -> None:
-    async with bench(postgres_url) as opened, working(opened):
-
-        async def listeners() -> list[int]:
-            rows = await opened.sql(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-            )
-            return [row["pid"] for row in rows]
-
-        async def listening() -> bool:
-            return bool(await listeners())
-
-        await until(listening)
-        (before,) = await listeners()
+async def test_a_lost_listen_connection_is_made_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(postgres_url) as opened, asleep(opened, monkeypatch):
+        (before,) = await listeners(opened)
         await opened.sql("SELECT pg_terminate_backend(:pid::integer)", pid=before)
 
         async def again() -> bool:
-            return bool(set(await listeners()) - {before})
+            return bool(set(await listeners(opened)) - {before})
 
         await until(again)
-        await idle()
         foreign = await asyncpg.connect(postgres_url)
         try:
             await foreign.execute(
                 "INSERT INTO mail_outbox (to_address, text_body) VALUES ('a@example.org', 'x')"
             )
-            began = monotonic()
             await foreign.execute(f"NOTIFY {CHANNEL}")
             await until(lambda: bool(opened.sender.delivered))
-            assert monotonic() - began < 0.5
         finally:
             await foreign.close()
 

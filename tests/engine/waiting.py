@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             met = condition()

@@ -61,9 +61,13 @@ class AuditLog:
     async def write(self, entry: Entry) -> None:
         """What was done is done: a log that cannot be written is itself logged, with the entry."""
         try:
-            await self._insert(entry)
+            await self.insert(entry)
         except DatabaseError as error:
             self._report(entry, str(error))
+
+    async def insert(self, entry: Entry) -> None:
+        """As `write`, for who can tell a person that it failed."""
+        await self._insert(entry)
 
     def _report(self, entry: Entry, error: str) -> None:
         self._telemetry.log.error("audit.failed", error=error, **_told(entry))

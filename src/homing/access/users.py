@@ -23,7 +23,8 @@ class Users:
     async def add(self, name: str, password: str, role: Role, *, by: str) -> Row:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                "a user's name is made of small letters, digits and . _ @ -, and begins with one of the first two",
+                "a user's name is made of small letters, digits and . _ @ -, and begins with a letter "
+                "or a digit",
                 "name",
             )
         if role not in ROLES:

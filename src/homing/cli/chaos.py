@@ -271,8 +271,8 @@ def notifications(
         wait_limit=wait_limit, waits_for_locks=not clear_locks, journal=journal, seed=_seed(seed),
     )  # fmt: skip
     _err.print(
-        f"seed {plan.seed} · {plan.notifications} notifications · {plan.workers} workers · {plan.kills} kills · "
-        f"about {plan.seconds + plan.lock_ttl:.0f} s"
+        f"seed {plan.seed} · {plan.notifications} notifications · {plan.workers} workers · "
+        f"{plan.kills} kills · about {plan.seconds + plan.lock_ttl:.0f} s"
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="homing-chaos-")))

@@ -112,7 +112,9 @@ def emails(
 
 
 def notifications(
-    count: Annotated[int, typer.Option("--notifications", min=100, help="Per round, and mails as many.")] = 50000,
+    count: Annotated[
+        int, typer.Option("--notifications", min=100, help="Per round, and mails as many.")
+    ] = 50000,
     subscribers: Annotated[
         int, typer.Option("--subscribers", min=100, help="Of the one section of the fan-out.")
     ] = 50000,

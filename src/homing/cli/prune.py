@@ -95,11 +95,11 @@ _COLUMNS = (
 
 
 def _told(findings: Sequence[Finding]) -> Table:
+    """Those that there is something of; where there is nothing, all that was looked for."""
     from homing.db import iso
 
-    cells = [
-        (one.lane, one.state, one.older_than, f"{one.count:,}", iso(one.oldest) or "") for one in findings
-    ]
+    shown = [one for one in findings if one.count] or findings
+    cells = [(one.lane, one.state, one.older_than, f"{one.count:,}", iso(one.oldest) or "") for one in shown]
     return listing(_COLUMNS, cells)
 
 

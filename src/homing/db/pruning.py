@@ -59,12 +59,13 @@ class PrunableRows:
         return [row["id"] for row in rows]
 
     async def prune(self, ages: Ages, ids: Sequence[int]) -> Mapping[str, int]:
-        rows = await self._run(self._verb(ages), ids=_encode(ids).decode(), ages=self._given(ages))
+        given = {"ids": _encode(ids).decode(), "ages": self._given(ages), **self._more(ages)}
+        rows = await self._run("", **given)
         return Counter(row["state"] for row in rows)
 
-    def _verb(self, ages: Ages) -> str:  # noqa: ARG002 - where it depends on them, a lane says so
-        """How the name of the query goes on that deletes."""
-        return ""
+    def _more(self, ages: Ages) -> Mapping[str, Any]:  # noqa: ARG002 - a lane that needs more takes it from them
+        """What else the query that deletes is told."""
+        return {}
 
     def _given(self, ages: Ages) -> str:
         given = [{"state": state, "seconds": ages[state]} for state in self.states if state in ages]

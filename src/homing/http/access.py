@@ -13,6 +13,7 @@ mistake of ours: the application is not built with it.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,18 +23,17 @@ from litestar.exceptions import NotAuthorizedException, TooManyRequestsException
 from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import ASGIMiddleware
 from litestar.routes import HTTPRoute
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
-from msgspec import Struct
+from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
 from homing.access.audit import AuditLog, Entry, Outcome
 from homing.access.desk import Access
 from homing.access.limits import Allowance, RateLimits
 from homing.access.principal import LOOPBACK, Principal
 from homing.access.scopes import KNOWN, SCOPES
-from homing.errors import Forbidden, InvalidRequest
+from homing.errors import Forbidden
 from homing.http.guard import READING, AnyRequest, Site, refuse_foreign
+from homing.http.json_depth import require_shallow
 from homing.http.login import CSRF_FIELD, login_page
-from homing.strict_json import require_shallow
 
 #: Routes that need no key: the short list. What stands beside them is why.
 OPEN: Mapping[str, str] = {
@@ -101,14 +101,14 @@ def _is_preflight(method: str, handler: HTTPRouteHandler) -> bool:
 
 class AccessMiddleware(ASGIMiddleware):
     def __init__(self, access: Access, site: Site, *, rate_per_second: float = 0.0) -> None:
-        self._access, self._site = access, site
+        self.access, self.site = access, site
         self._limits = RateLimits(rate_per_second)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         request: AnyRequest = Request(scope, receive, send)
         template = scope["path_template"]
         if template not in _FROM_ANYWHERE:
-            self._site.require_served(request)
+            self.site.require_served(request)
         if template in OPEN:
             if template not in _FROM_ANYWHERE:
                 refuse_foreign(request)
@@ -122,21 +122,21 @@ class AccessMiddleware(ASGIMiddleware):
         await self._serve(request, _required(principal), next_app, send)
 
     async def _principal(self, request: AnyRequest) -> Principal | None:
-        if self._site.bound_to_loopback and not await self._access.is_configured():
+        if self.site.bound_to_loopback and not await self.access.is_configured():
             return LOOPBACK
         given = request.headers.get("authorization")
         if given is not None:
             return await self._of_key(given)
-        token = self._site.session_cookie(request)
-        found = await self._access.sessions.find(token) if token is not None else None
-        if found is None and request.route_handler.opt.get("local") and self._site.is_local(request):
+        token = self.site.session_cookie(request)
+        found = await self.access.sessions.find(token) if token is not None else None
+        if found is None and request.route_handler.opt.get("local") and self.site.is_local(request):
             return _LOCAL
         return found
 
     async def _of_key(self, header: str) -> Principal:
         if not header.lower().startswith(_BEARER):
             raise _unauthorized("a key is needed: Authorization: Bearer hom_…")
-        found = await self._access.keys.authenticate(header[len(_BEARER) :].strip())
+        found = await self.access.keys.authenticate(header[len(_BEARER) :].strip())
         if not isinstance(found, Principal):
             raise _unauthorized(_WHY[found], "invalid_token")
         return found
@@ -148,7 +148,7 @@ class AccessMiddleware(ASGIMiddleware):
             await self._require_allowed(request, principal)
         except Forbidden:
             if request.method not in READING:
-                await self._access.audit.write(_entry(request, principal, "refused", {"status": 403}))
+                await self.access.audit.write(_entry(request, principal, "refused", {"status": 403}))
             raise
         answer = send if allowance is None else _with_headers(send, allowance.headers)
         await self._call(request, principal, next_app, answer)
@@ -167,7 +167,7 @@ class AccessMiddleware(ASGIMiddleware):
     async def _require_allowed(self, request: AnyRequest, principal: Principal) -> None:
         refuse_foreign(request)
         if principal.kind == "user" and request.method not in READING:
-            self._site.require_own_page(request)
+            self.site.require_own_page(request)
             await _require_token(request, principal.csrf)
         needed = request.route_handler.opt.get("scope", KNOWN)
         if not principal.may(needed):
@@ -181,7 +181,7 @@ class AccessMiddleware(ASGIMiddleware):
         if request.route_handler.opt.get("audit") == "own":
             await next_app(request.scope, request.receive, send)
             return
-        witness = _Witness(self._access.audit, request, principal, body, send)
+        witness = _Witness(self.access.audit, request, principal, body, send)
         await next_app(request.scope, request.receive, witness)
 
 
@@ -193,9 +193,7 @@ def _required(principal: Principal | None) -> Principal:
 
 def _unauthorized(why: str, error: str | None = None) -> NotAuthorizedException:
     told = f', error="{error}"' if error else ""
-    return NotAuthorizedException(
-        detail=why, headers={"WWW-Authenticate": f'Bearer realm="homing"{told}'}
-    )
+    return NotAuthorizedException(detail=why, headers={"WWW-Authenticate": f'Bearer realm="homing"{told}'})
 
 
 def _wants_page(request: AnyRequest) -> bool:
@@ -212,8 +210,6 @@ async def _require_token(request: AnyRequest, expected: str) -> None:
 
 
 def _is_same(given: str, expected: str) -> bool:
-    import hmac
-
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
@@ -248,7 +244,7 @@ class _Witness:
     ) -> None:
         self._audit, self._request, self._principal = audit, request, principal
         self._body, self._send = body, send
-        self._start: Message | None = None
+        self._start: HTTPResponseStartEvent | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -8,6 +8,7 @@ enough: such a request has to show that it comes from a page of ours.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,7 +49,9 @@ class Site(Struct, frozen=True):
 
     def is_secure(self, request: AnyRequest) -> bool:
         """Whether the browser speaks https, with us or with the proxy in front."""
-        behind_tls = urlsplit(self.base_url or "").scheme == "https" and hostname(request) == self._public_host
+        behind_tls = (
+            urlsplit(self.base_url or "").scheme == "https" and hostname(request) == self._public_host
+        )
         return request.scope["scheme"] == "https" or behind_tls
 
     def cookie_name(self, request: AnyRequest) -> str:
@@ -60,6 +63,9 @@ class Site(Struct, frozen=True):
     def require_own_page(self, request: AnyRequest) -> None:
         """For what a cookie allows, and for logging in: no proof that it is ours is as bad as a wrong one."""
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+        # A page that sends no referrer sends this instead of its origin; the other header still tells.
+        if origin == "null" and site is not None:
+            origin = None
         said = [site == "same-origin"] if site is not None else []
         said += [self._is_our_origin(request, origin)] if origin is not None else []
         if not said or not all(said):
@@ -95,3 +101,14 @@ def _is_foreign(request: AnyRequest) -> bool:
         return site not in _OUR_OWN
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+
+
+def make_guard(base_url: str | None) -> Callable[[AnyRequest], Awaitable[None]]:
+    """For an application without keys."""
+    site = Site(base_url)
+
+    async def guard(request: AnyRequest) -> None:
+        site.require_served(request)
+        refuse_foreign(request)
+
+    return guard

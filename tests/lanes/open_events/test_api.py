@@ -18,8 +18,8 @@ ORDER = {**WHERE, "email": ANN}
 
 
 @pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[Desk]:
-    async with called_desk(database_url) as desk:
+async def desk(seats_url: str) -> AsyncIterator[Desk]:
+    async with called_desk(seats_url) as desk:
         yield desk
 
 

@@ -26,8 +26,8 @@ EDGE = datetime.fromtimestamp(int(NOON.timestamp()) // 180 * 180, UTC)
 
 
 @pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[Desk]:
-    async with opened_desk(database_url) as desk:
+async def desk(seats_url: str) -> AsyncIterator[Desk]:
+    async with opened_desk(seats_url) as desk:
         desk.clock.now = NOON
         yield desk
 
@@ -129,8 +129,8 @@ async def test_an_event_that_another_program_recorded_is_known(desk: Desk) -> No
 
 
 @pytest.mark.clause("NTF-23")
-async def test_requests_that_race_are_one_event(database_url: str, desk: Desk) -> None:
-    await _race(database_url, desk)
+async def test_requests_that_race_are_one_event(seats_url: str, desk: Desk) -> None:
+    await _race(seats_url, desk)
 
 
 @pytest.mark.clause("NTF-23", "NTF-01")

@@ -1,4 +1,4 @@
-"""Another program's producer and worker on the same file: each notification is sent once, whoever sends it."""
+"""Another program's producer and worker on the same file: each notification is sent once, by whomever."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.notifications import NotificationBench, notification_bench, read_json
 
 from homing.db import connect
 from homing.db.migrate import load_migrations, migrate
+from homing.senders.mail import SendError, SendErrorCode, SendResult
 
 JOURNALS = ("wal", "delete")
 ROWS = 240
@@ -64,13 +65,15 @@ class ForeignWorker:
         self.sent.append(id)
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute(
-            "UPDATE open_event_notifications SET fanout_status = 'sent', fanout_attempts = fanout_attempts + 1, "
-            "last_attempt_at = ?, error = ?, locked_by = NULL, locked_at = NULL WHERE notification_id = ?",
+            "UPDATE open_event_notifications "
+            "SET fanout_status = 'sent', fanout_attempts = fanout_attempts + 1, last_attempt_at = ?, "
+            "error = ?, locked_by = NULL, locked_at = NULL WHERE notification_id = ?",
             (now(), '{"provider":"sendgrid","providerMessageId":"x","status":"sent"}', id),
         )
         self._connection.execute(
             "INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot) "
-            "SELECT subscription_id, 'notify_sent', 'OPEN' FROM open_event_notifications WHERE notification_id = ?",
+            "SELECT subscription_id, 'notify_sent', 'OPEN' FROM open_event_notifications "
+            "WHERE notification_id = ?",
             (id,),
         )
         self._connection.execute("COMMIT")
@@ -82,18 +85,19 @@ def produce(path: Path, count: int) -> None:
         for start in range(0, count, 20):
             connection.execute("BEGIN IMMEDIATE")
             event = connection.execute(
-                "INSERT INTO open_events (term_id, campus_code, index_number, status_before, status_after, event_at, "
-                "dedupe_key, payload) VALUES ('20269', 'NB', ?, 'CLOSED', 'OPEN', ?, ?, ?)",
+                "INSERT INTO open_events (term_id, campus_code, index_number, status_before, status_after, "
+                "event_at, dedupe_key, payload) VALUES ('20269', 'NB', ?, 'CLOSED', 'OPEN', ?, ?, ?)",
                 (f"{start:05}", now(), f"{start:040x}", '{"courseTitle": "Algebra", "sectionNumber": "01"}'),
             ).lastrowid
             for number in range(start, min(start + 20, count)):
                 subscription = connection.execute(
-                    "INSERT INTO subscriptions (term_id, campus_code, index_number, contact_type, contact_value, "
-                    "status) VALUES ('20269', 'NB', ?, 'email', ?, 'active')",
+                    "INSERT INTO subscriptions (term_id, campus_code, index_number, contact_type, "
+                    "contact_value, status) VALUES ('20269', 'NB', ?, 'email', ?, 'active')",
                     (f"{start:05}", f"s{number}@example.org"),
                 ).lastrowid
                 connection.execute(
-                    "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key) VALUES (?, ?, ?)",
+                    "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key) "
+                    "VALUES (?, ?, ?)",
                     (event, subscription, f"{start:040x}"),
                 )
             connection.execute("COMMIT")
@@ -150,7 +154,9 @@ async def test_two_workers_a_foreign_worker_and_a_producer_share_a_file(tmp_path
 
 
 async def _is_done(bench: NotificationBench) -> bool:
-    left = await bench.other.sql("SELECT 1 FROM open_event_notifications WHERE fanout_status = 'pending' LIMIT 1")
+    left = await bench.other.sql(
+        "SELECT 1 FROM open_event_notifications WHERE fanout_status = 'pending' LIMIT 1"
+    )
     return not left
 
 
@@ -168,9 +174,7 @@ async def test_a_file_keeps_the_journal_of_its_owner(tmp_path: Path, journal: st
 
 @pytest.mark.clause("NTF-01", "NTF-13", "NTF-17")
 async def test_a_foreign_worker_finds_our_rows_as_it_knows_them(sqlite_url: str) -> None:
-    """What we retry is pending and unlocked; what we hold is locked; what we took over from it is not sent twice."""
-    from homing.senders.mail import SendError, SendErrorCode, SendResult
-
+    """What we retry is pending and unlocked; what we hold is locked; what it holds we leave alone."""
     async with notification_bench(sqlite_url) as bench:
         foreign = ForeignWorker(sqlite_path(sqlite_url))
         held = await bench.notification()
@@ -179,7 +183,9 @@ async def test_a_foreign_worker_finds_our_rows_as_it_knows_them(sqlite_url: str)
         await bench.other.change(held, fanout_status="sent")
 
         gone = SendError(SendErrorCode.NETWORK_ERROR, "gone")
-        bench.memory.answer_next(SendResult(status="retryable", provider="smtp", error=gone, retry_after=500.0))
+        bench.memory.answer_next(
+            SendResult(status="retryable", provider="smtp", error=gone, retry_after=500.0)
+        )
         retried = await bench.notification()
         await bench.deliver()
         assert foreign._lock_some() == [retried]

@@ -27,15 +27,15 @@ TABLES = ("subscriptions", "subscription_events", "open_event_notifications")
 
 
 @pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[Desk]:
-    async with called_desk(database_url) as desk:
+async def desk(seats_url: str) -> AsyncIterator[Desk]:
+    async with called_desk(seats_url) as desk:
         yield desk
 
 
 @pytest.fixture
-async def served(database_url: str) -> AsyncIterator[Desk]:
+async def served(seats_url: str) -> AsyncIterator[Desk]:
     """For clients that are not ours."""
-    async with served_desk(database_url) as desk:
+    async with served_desk(seats_url) as desk:
         yield desk
 
 

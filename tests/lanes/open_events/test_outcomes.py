@@ -1,6 +1,6 @@
 """Every end and every retry of the specification, in one table, read as the other program reads it.
 
-    outcome → fanout_status, fanout_attempts, error, when it is due again, the subscription's history
+outcome → fanout_status, fanout_attempts, error, when it is due again, the subscription's history
 """
 
 from __future__ import annotations
@@ -100,10 +100,12 @@ TABLE: dict[str, Case] = {
         status="pending", attempts=2, error=told("network_error", **LATER), due_in=2.0),
     "provider 5xx asks for a minute": Case(
         clause="NTF-12", answer=retryable(Code.PROVIDER_ERROR, 60.0), mailed=True,
-        status="pending", attempts=1, error=told("provider_error", **LATER, retryAfterSeconds=60.0), due_in=60.0),
+        status="pending", attempts=1, due_in=60.0,
+        error=told("provider_error", **LATER, retryAfterSeconds=60.0)),
     "asked to wait for longer than a lock": Case(
         clause="NTF-13", answer=retryable(Code.RATE_LIMITED, 600.0), mailed=True,
-        status="pending", attempts=1, error=told("rate_limited", **LATER, retryAfterSeconds=600.0), due_in=600.0),
+        status="pending", attempts=1, due_in=600.0,
+        error=told("rate_limited", **LATER, retryAfterSeconds=600.0)),
     "unknown": Case(
         clause="NTF-12", answer=retryable(Code.UNKNOWN), row={"fanout_attempts": 1}, mailed=True,
         status="pending", attempts=2, error=told("unknown", **LATER), due_in=2.0),
@@ -168,7 +170,8 @@ TABLE: dict[str, Case] = {
         history=("notify_failed",)),
     "no such address": Case(
         clause="NTF-14", subscription={"contact_value": "ann@@example.org"},
-        status="skipped", attempts=1, error=told("invalid_recipient", "the part before the @"), history=("notify_failed",)),
+        status="skipped", attempts=1, error=told("invalid_recipient", "the part before the @"),
+        history=("notify_failed",)),
     "wants no notifications at all": Case(
         clause="NTF-23", subscription={"metadata": '{"preferences": {"maxNotifications": 0}}'},
         status="skipped", attempts=1, error=told("max_notifications", "the subscriber has got as many"),
@@ -183,8 +186,8 @@ TABLE: dict[str, Case] = {
     "a required variable is missing": Case(
         clause="NTF-10", event={"payload": '{"courseTitle": "Algebra"}'},
         status="failed", attempts=1,
-        error=told("template_variable_missing", "the job is not what the schema asks for: template.variables: "
-                   "sectionNumber is missing"), history=("notify_failed",)),
+        error=told("template_variable_missing", "the job is not what the schema asks for: "
+                   "template.variables: sectionNumber is missing"), history=("notify_failed",)),
     # ── uncharged ends ───────────────────────────────────────────────────────────────────────────
     "the event is too old": Case(
         clause="NTF-24", event={"event_at": ago(hours=25)},
@@ -201,11 +204,13 @@ TABLE: dict[str, Case] = {
         status="failed", attempts=7, error=told("attempts_used_up", "no attempts are left"),
         history=("notify_failed",)),
     # ── it waits ─────────────────────────────────────────────────────────────────────────────────
-    "snoozed for an hour": Case(
-        clause="NTF-23", subscription={"metadata": '{"preferences": {"snoozeUntil": "2099-01-01T00:00:00Z"}}'},
+    "snoozed for years": Case(
+        clause="NTF-23",
+        subscription={"metadata": '{"preferences": {"snoozeUntil": "2099-01-01T00:00:00Z"}}'},
         status="pending", attempts=0, error=None, due_in=900.0),
     "outside of the window": Case(
-        clause="NTF-23", subscription={"metadata": closed_window()}, row={"fanout_attempts": 1, "error": EARLIER},
+        clause="NTF-23", subscription={"metadata": closed_window()},
+        row={"fanout_attempts": 1, "error": EARLIER},
         status="pending", attempts=1, error=read_json(EARLIER), due_in=900.0),
 }  # fmt: skip
 
@@ -237,7 +242,9 @@ async def _check(bench: NotificationBench, name: str, case: Case) -> None:
         bench.memory.answer_next(case.answer)
     mails = len(bench.memory.messages)
     await bench.deliver()
-    assert len(bench.memory.messages) - mails == case.mailed, f"{name}: a mail went to the sender, or none did"
+    assert len(bench.memory.messages) - mails == case.mailed, (
+        f"{name}: a mail went to the sender, or none did"
+    )
     await _check_row(bench, name, case, id)
     if case.missing != "subscriptions":
         await _check_subscription(bench, name, case, subscription)

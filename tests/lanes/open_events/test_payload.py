@@ -44,7 +44,9 @@ SUBSCRIBER = Subscriber(
     '{"preferences": {"maxNotifications": 5, "deliveryWindow": {"startMinutes": 480, "endMinutes": 1320, '
     '"timeZone": "America/New_York"}}}',
 )  # fmt: skip
-ITEM = Notification(7, 33, "d" * 40, False, datetime(2026, 11, 16, 10, 0, 1, tzinfo=UTC), 0.0, EVENT, SUBSCRIBER)
+ITEM = Notification(
+    7, 33, "d" * 40, False, datetime(2026, 11, 16, 10, 0, 1, tzinfo=UTC), 0.0, EVENT, SUBSCRIBER
+)
 
 
 def jobs(**options: Any) -> Jobs:
@@ -139,7 +141,14 @@ def test_what_was_detected_goes_before_what_the_tables_say_now() -> None:
 
 @pytest.mark.clause("NTF-10", "NTF-14")
 def test_each_required_variable_is_checked() -> None:
-    for name in ("courseTitle", "courseString", "sectionIndex", "sectionNumber", "meetingSummary", "manageUrl"):
+    for name in (
+        "courseTitle",
+        "courseString",
+        "sectionIndex",
+        "sectionNumber",
+        "meetingSummary",
+        "manageUrl",
+    ):
         built = job()
         variables = {k: v for k, v in built["template"]["variables"].items() if k != name}
         problem = check({**built, "template": {**built["template"], "variables": variables}})
@@ -244,7 +253,9 @@ def test_an_unknown_major_is_left_alone_and_reported() -> None:
 
 
 @pytest.mark.clause("NTF-22")
-@pytest.mark.parametrize("version", [None, 1, 1.0, "1", "1.", "01.0", "1.0.0", "v1.0", " 1.0", "1.x", "", [], "1.-1"])
+@pytest.mark.parametrize(
+    "version", [None, 1, 1.0, "1", "1.", "01.0", "1.0.0", "v1.0", " 1.0", "1.x", "", [], "1.-1"]
+)
 def test_what_is_no_version_is_malformed(version: Any) -> None:
     assert isinstance(read_payload({**job(), "version": version}), Malformed)
     assert isinstance(read_payload([1]), Malformed)
@@ -262,9 +273,9 @@ def test_a_later_minor_still_has_to_be_right() -> None:
 
 #: In place of whatever stood there.
 INSTEAD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 29, 30, 1.0, 0.5, -0.0, 1e300, 2**63, 10**30, -(10**30), "", "1.0", "1.1", "open-seat",
-    "email", "active", "ACTIVE", "\u0000", "\U0001f600", "ünïcödé", "not-an-address", "x" * 5000, [], [1], ["a"], [0, -1],
-    [1.5], [None], {}, {"a": 1}, {"": None}, [[]],
+    None, True, False, 0, 1, -1, 29, 30, 1.0, 0.5, -0.0, 1e300, 2**63, 10**30, -(10**30), "", "1.0", "1.1",
+    "open-seat", "email", "active", "ACTIVE", "\u0000", "\U0001f600", "ünïcödé", "not-an-address", "x" * 5000,
+    [], [1], ["a"], [0, -1], [1.5], [None], {}, {"a": 1}, {"": None}, [[]],
 )  # fmt: skip
 
 
@@ -310,7 +321,11 @@ def mutated(payload: Any, rand: random.Random) -> Any:
         return without(payload, path)
     here = at(payload, path)
     if change < 0.5 and isinstance(here, dict):
-        return put(payload, path, {**here, rand.choice(["extra", "name", "notes", "traceId", ""]): rand.choice(INSTEAD)})
+        return put(
+            payload,
+            path,
+            {**here, rand.choice(["extra", "name", "notes", "traceId", ""]): rand.choice(INSTEAD)},
+        )
     return put(payload, path, rand.choice(INSTEAD))
 
 
@@ -345,7 +360,9 @@ def test_what_is_accepted_is_what_the_schema_accepts() -> None:
     other = Draft202012Validator(SCHEMA)
     payloads = [*hand_made(), *generated(4000, seed=5)]
     verdicts = [(complaints(payload) == [], other.is_valid(payload)) for payload in payloads]
-    different = [payload for payload, (ours, theirs) in zip(payloads, verdicts, strict=True) if ours != theirs]
+    different = [
+        payload for payload, (ours, theirs) in zip(payloads, verdicts, strict=True) if ours != theirs
+    ]
     assert different == []
     accepted = sum(ours for ours, _ in verdicts)
     assert len(payloads) >= 5000
@@ -358,4 +375,7 @@ def test_the_schema_is_the_specification_s() -> None:
     assert SCHEMA["$id"] == "https://better-course-schedule/notify/mail_job.schema.json"
     Draft202012Validator.check_schema(SCHEMA)
     # Its text, byte for byte; whoever edits the file finds out here.
-    assert hashlib.sha256(SCHEMA_TEXT.encode()).hexdigest() == "4e3c943f12a90dc670cafdd8c1207f5b7730db6896bf88124de26a5cc1cd97b5"
+    assert (
+        hashlib.sha256(SCHEMA_TEXT.encode()).hexdigest()
+        == "4e3c943f12a90dc670cafdd8c1207f5b7730db6896bf88124de26a5cc1cd97b5"
+    )

@@ -27,8 +27,8 @@ ANN = "ann@example.org"
 
 
 @pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[Desk]:
-    async with opened_desk(database_url) as desk:
+async def desk(seats_url: str) -> AsyncIterator[Desk]:
+    async with opened_desk(seats_url) as desk:
         yield desk
 
 

@@ -63,6 +63,22 @@ AnyRequest = Request[Any, Any, Any]
 
 #: Handlers decode their bodies themselves, into messages that say how to mend them.
 _OWN_BODY = {"reads_own_body": True}
+_READS = {"scope": "jobs:read"}
+_CREATES = {**_OWN_BODY, "scope": "jobs:write", "audit": "counted"}
+_BULK = {
+    **_OWN_BODY,
+    "scope": "jobs:operate",
+    "audit_body": ("filter", "all", "dryRun", "limit"),
+    "audit_reply": ("matched", "changed"),
+}
+#: The URL in the body may hold a secret of the receiver's; the target in the answer holds none.
+_TARGET = {
+    **_OWN_BODY,
+    "scope": "jobs:operate",
+    "audit_body": ("credentialsId", "seconds", "reason", "maxConcurrency", "ratePerSecond"),
+    "audit_reply": ("target",),
+}
+_PROBE = {**_OWN_BODY, "scope": "jobs:operate", "audit_body": ("credentialsId",)}
 _PAGING = ("page", "size", "cursor")
 _LONGEST_PAGE = 10_000
 
@@ -103,7 +119,7 @@ class Jobs(Controller):
         "/",
         status_code=201,
         summary="Create a job",
-        opt=_OWN_BODY,
+        opt=_CREATES,
         operation_class=BodyOperation,
         responses={
             200: ResponseSpec(JobView, description="The idempotency key is known with the same content"),
@@ -137,7 +153,7 @@ class Jobs(Controller):
         "/batch",
         status_code=200,
         summary="Create up to 1,000 jobs",
-        opt=_OWN_BODY,
+        opt=_CREATES,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )
@@ -161,7 +177,13 @@ class Jobs(Controller):
             return Response(placed.reply, status_code=placed.status)
         return Response(placed)
 
-    @get("/", summary="Search jobs, newest first", operation_class=SearchOperation, responses=errors(400))
+    @get(
+        "/",
+        summary="Search jobs, newest first",
+        opt=_READS,
+        operation_class=SearchOperation,
+        responses=errors(400),
+    )
     async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
         """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any."""
         given = Parameters(request.query_params.multi_items(), (*NAMES, *_PAGING), metadata=True)
@@ -184,7 +206,7 @@ class Jobs(Controller):
         "/cancel",
         status_code=200,
         summary="Cancel many jobs, chosen by a filter",
-        opt=_OWN_BODY,
+        opt=_BULK,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )
@@ -201,7 +223,7 @@ class Jobs(Controller):
         "/requeue",
         status_code=200,
         summary="Requeue many jobs, chosen by a filter",
-        opt=_OWN_BODY,
+        opt=_BULK,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )
@@ -214,12 +236,17 @@ class Jobs(Controller):
         """Only jobs that are in ERROR or CANCELLED. Counts, unless `dryRun` is false."""
         return await job_bulk("requeue", await _body(request, BulkRequest, bulk.HINTS))
 
-    @get("/{job_id:str}", summary="One job, and what it waits for", responses=errors(400, 404))
+    @get("/{job_id:str}", summary="One job, and what it waits for", opt=_READS, responses=errors(400, 404))
     async def show(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
         """`waitingFor` says why an open job is not sent yet, and until when."""
         return await _shown(dispatch_jobs, job_number(job_id))
 
-    @get("/{job_id:str}/attempts", summary="The attempts of a job, in order", responses=errors(400, 404))
+    @get(
+        "/{job_id:str}/attempts",
+        summary="The attempts of a job, in order",
+        opt=_READS,
+        responses=errors(400, 404),
+    )
     async def attempts(
         self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]
     ) -> list[Attempt]:
@@ -229,7 +256,13 @@ class Jobs(Controller):
             await _existing(dispatch_jobs, number)
         return [attempted(row) for row in rows]
 
-    @post("/{job_id:str}/cancel", status_code=200, summary="Cancel a job", responses=errors(400, 404, 409))
+    @post(
+        "/{job_id:str}/cancel",
+        status_code=200,
+        summary="Cancel a job",
+        opt={"scope": "jobs:operate"},
+        responses=errors(400, 404, 409),
+    )
     async def cancel(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
         """One that is PENDING or FAILED. What is IN_PROGRESS answers 409: it is being sent."""
         number = job_number(job_id)
@@ -241,6 +274,7 @@ class Jobs(Controller):
         "/{job_id:str}/requeue",
         status_code=200,
         summary="Send an ended job again",
+        opt={"scope": "jobs:operate"},
         responses=errors(400, 404, 409),
     )
     async def requeue(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
@@ -261,6 +295,7 @@ class Overview(Controller):
     @get(
         "/dead",
         summary="Dead letters, by what they died of",
+        opt=_READS,
         operation_class=DeadOperation,
         responses=errors(400),
     )
@@ -277,6 +312,7 @@ class Overview(Controller):
     @get(
         "/statistics",
         summary="Success by source, duration by type, jobs that need a person",
+        opt=_READS,
         responses=errors(),
     )
     async def statistics(self, job_statistics: NamedDependency[JobStatistics]) -> Statistics:
@@ -293,6 +329,7 @@ class TargetsApi(Controller):
     @get(
         "/",
         summary="Targets that fail, are paused, or have limits",
+        opt=_READS,
         operation_class=TargetsOperation,
         responses=errors(400),
     )
@@ -304,7 +341,7 @@ class TargetsApi(Controller):
     @put(
         "/",
         summary="Set the limits of a target",
-        opt=_OWN_BODY,
+        opt=_TARGET,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )
@@ -321,7 +358,7 @@ class TargetsApi(Controller):
         "/pause",
         status_code=200,
         summary="Send a target nothing for a while",
-        opt=_OWN_BODY,
+        opt=_TARGET,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )
@@ -338,7 +375,7 @@ class TargetsApi(Controller):
         "/resume",
         status_code=200,
         summary="Send to a target again",
-        opt=_OWN_BODY,
+        opt=_TARGET,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )
@@ -355,7 +392,7 @@ class TargetsApi(Controller):
         "/validate",
         status_code=200,
         summary="Send a signed test event and tell what came back",
-        opt=_OWN_BODY,
+        opt=_PROBE,
         operation_class=BodyOperation,
         responses=errors(400, 409, 413, 415),
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
 
 from homing.db import Database, Queries, Row, load_queries
 from homing.db.pruning import PrunableRows
+from homing.db.queries import parse_queries
 from homing.engine.prune import Ages, Found, Prunable, Window
 from homing.errors import Conflict
 
@@ -20,18 +23,24 @@ _TRIES, _BETWEEN_TRIES = 20, 0.1
 
 
 def prunable_jobs(database: Database) -> list[Prunable]:
-    queries = load_queries(__package__ or "", database.dialect)
-    jobs = JobRows(database, queries, LANE, ENDED)
+    jobs = JobRows(database, load_queries(__package__ or "", database.dialect), LANE, ENDED)
     if database.dialect != "postgres":
         return [jobs]
-    rest = PrunableRows(database, queries, LANE, (ATTEMPTS,), name="prune_rest", follows=ENDED)
-    return [jobs, AttemptWeeks(database, queries), rest]
+    weeks = _week_queries()
+    rest = PrunableRows(database, weeks, LANE, (ATTEMPTS,), name="prune_rest", follows=ENDED)
+    return [jobs, AttemptWeeks(database, weeks), rest]
+
+
+def _week_queries() -> Queries:
+    """In a file of their own, for the other databases have no partitions."""
+    text = files(__package__ or "").joinpath("weeks_postgres.sql").read_text(encoding="utf-8")
+    return {query.name: query for query in parse_queries(text, "postgres")}
 
 
 class JobRows(PrunableRows):
-    def _verb(self, ages: Ages) -> str:
+    def _more(self, ages: Ages) -> Mapping[str, Any]:
         """Attempts that have an age of their own go with their week, and not with their job."""
-        return "_but_attempts" if ATTEMPTS in ages else ""
+        return {"with_attempts": ATTEMPTS not in ages}
 
 
 class AttemptWeeks:

@@ -105,14 +105,23 @@ class RouterApi(Controller):
     path = "/api/config"
     tags = ("router",)
 
-    @get("/", summary="The queues and pools of the message router", responses=errors())
+    @get(
+        "/",
+        summary="The queues and pools of the message router",
+        opt={"scope": "router:read"},
+        responses=errors(),
+    )
     async def show(self, router_configs: NamedDependency[RouterConfigs]) -> RouterConfig:
         return await router_configs.read()
 
     @put(
         "/",
         summary="Set the queues and pools of the message router",
-        opt=_OWN_BODY,
+        opt={
+            **_OWN_BODY,
+            "scope": "router:admin",
+            "audit_body": ("queues", "processingPools", "connections"),
+        },
         operation_class=BodyOperation,
         responses=errors(400, 413, 415),
     )

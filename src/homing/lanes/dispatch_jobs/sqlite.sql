@@ -746,5 +746,5 @@ SELECT o.id AS id FROM {prunable} AND o.id > :after AND o.id <= :until ORDER BY 
 -- name: prune
 DELETE FROM dispatch_job_metadata WHERE dispatch_job_id IN ({chosen});
 DELETE FROM dispatch_job_headers WHERE dispatch_job_id IN ({chosen});
-DELETE FROM dispatch_attempt WHERE dispatch_job_id IN ({chosen});
+DELETE FROM dispatch_attempt WHERE :with_attempts AND dispatch_job_id IN ({chosen});
 DELETE FROM dispatch_job WHERE id IN ({chosen}) RETURNING status AS state

@@ -32,6 +32,13 @@ _LOCATION = ResponseHeader(
 )
 
 
+_BULK = {
+    "scope": "emails:operate",
+    "audit_body": ("reason", "all", "dryRun", "limit"),
+    "audit_reply": ("matched", "requeued"),
+}
+
+
 class ErrorDetail(Struct, frozen=True):
     code: str
     message: str
@@ -92,6 +99,7 @@ class Emails(Controller):
         "/",
         status_code=202,
         summary="Order one email",
+        opt={"scope": "emails:write", "audit": "counted"},
         responses={
             200: ResponseSpec(CreatedEmail, description="The message key is known with the same content"),
             **_errors(400, 409, 413, 415),
@@ -111,7 +119,7 @@ class Emails(Controller):
         location = {"Location": f"/api/emails/{email_id(ordered.id)}"}
         return Response(_created(ordered), status_code=202 if created else 200, headers=location)
 
-    @get("/", summary="Emails, newest first", responses=_errors(400, 404))
+    @get("/", summary="Emails, newest first", opt={"scope": "emails:read"}, responses=_errors(400, 404))
     async def list(
         self,
         emails: NamedDependency[EmailLog],
@@ -129,7 +137,12 @@ class Emails(Controller):
         rows = await emails.page(status=status, before=_cursor(before), limit=limit)
         return EmailPage(*_page(rows, limit))
 
-    @get("/dead", summary="Emails that were given up, and why", responses=_errors(400, 404))
+    @get(
+        "/dead",
+        summary="Emails that were given up, and why",
+        opt={"scope": "emails:read"},
+        responses=_errors(400, 404),
+    )
     async def dead(
         self,
         emails: NamedDependency[EmailLog],
@@ -146,6 +159,7 @@ class Emails(Controller):
         "/requeue",
         status_code=200,
         summary="Send dead emails again",
+        opt=_BULK,
         responses=_errors(400, 413, 415),
     )
     async def requeue_some(
@@ -154,7 +168,12 @@ class Emails(Controller):
         """Those that died of one reason, or all; without `dryRun: false` they are only counted."""
         return await requeue_dead(emails, data)
 
-    @get("/{id:str}", summary="One email, with the verdict of each recipient", responses=_errors(404))
+    @get(
+        "/{id:str}",
+        summary="One email, with the verdict of each recipient",
+        opt={"scope": "emails:read"},
+        responses=_errors(404),
+    )
     async def get(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:
         return shown(await _existing(emails, id))
 
@@ -162,6 +181,7 @@ class Emails(Controller):
         "/{id:str}/requeue",
         status_code=200,
         summary="Send a dead email again, or a failed one at once",
+        opt={"scope": "emails:operate"},
         responses=_errors(404, 409),
     )
     async def requeue(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:

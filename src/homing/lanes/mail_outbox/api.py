@@ -25,7 +25,12 @@ class InternalDispatch(Controller):
     path = "/internal"
     tags = ("mail_outbox",)
 
-    @post("/dispatch", status_code=200, summary="Claim one batch of due mails and send it")
+    @post(
+        "/dispatch",
+        status_code=200,
+        summary="Claim one batch of due mails and send it",
+        opt={"scope": "internal:dispatch", "audit": "counted"},
+    )
     async def dispatch(
         self, dispatching: NamedDependency[Dispatching], data: JSONBody[DispatchRequest | None] = None
     ) -> DispatchReply:
@@ -45,7 +50,11 @@ class Mails(Controller):
     path = "/api/mail"
     tags = ("mail_outbox",)
 
-    @post("/", summary="Put one mail, or up to 1,000, into the outbox", opt={"reads_own_body": True})
+    @post(
+        "/",
+        summary="Put one mail, or up to 1,000, into the outbox",
+        opt={"scope": "mail:write", "audit": "counted", "reads_own_body": True},
+    )
     async def create(
         self,
         mail_orders: NamedDependency[MailOrders],
@@ -60,7 +69,7 @@ class Mails(Controller):
         ordered = await mail_orders.place(order_of(decode(body, MailRequest)))
         return Response(_created(ordered), status_code=201 if ordered.verdict == "created" else 200)
 
-    @get("/", summary="Mails, newest first")
+    @get("/", summary="Mails, newest first", opt={"scope": "mail:read"})
     async def list(
         self,
         outbox: NamedDependency[MailOutbox],
@@ -77,7 +86,11 @@ class Mails(Controller):
         items = [listed(row) for row in rows]
         return {"items": items, "next": items[-1]["id"] if len(items) == limit else None}
 
-    @get("/{mail_id:str}", summary="One mail, with the verdict of each recipient")
+    @get(
+        "/{mail_id:str}",
+        summary="One mail, with the verdict of each recipient",
+        opt={"scope": "mail:read"},
+    )
     async def get(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
         return shown(await _existing(outbox, mail_id))
 
@@ -85,6 +98,7 @@ class Mails(Controller):
         "/{mail_id:str}/requeue",
         status_code=200,
         summary="Send an ended mail again, to those who did not get it",
+        opt={"scope": "mail:operate"},
     )
     async def requeue(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
         row = await _existing(outbox, mail_id)
@@ -94,7 +108,12 @@ class Mails(Controller):
             )
         return shown(await _existing(outbox, mail_id))
 
-    @post("/{mail_id:str}/cancel", status_code=200, summary="Take a mail out of the queue")
+    @post(
+        "/{mail_id:str}/cancel",
+        status_code=200,
+        summary="Take a mail out of the queue",
+        opt={"scope": "mail:operate"},
+    )
     async def cancel(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
         row = await _existing(outbox, mail_id)
         if not await outbox.cancel([row["id"]]):

@@ -225,7 +225,7 @@ class _Sqlite:
                 return []
             refused = [word for word in words if _is_refused(memory, table.name, {**row, column: word})]
             known = [*words, *map(str.upper, words)] if not rows else ()
-            # What refuses a row in every spelling has something else against it, which an invented row brings about.
+            # What refuses a row in every spelling has something else against it: here it was invented.
             if known and all(_is_refused(memory, table.name, {**row, column: word}) for word in known):
                 return []
         return refused
@@ -272,7 +272,7 @@ def _sqlite_column(row: Row, key: frozenset[str]) -> Column:
 
 
 def _sqlite_holds(declared: str) -> frozenset[Kind]:
-    """By SQLite's own rules of affinity. A column of numbers would keep a text, but nobody puts times there."""
+    """By SQLite's rules of affinity. A column of numbers would keep a text, but nobody puts times there."""
     if "INT" in declared:
         return frozenset({"integer"})
     if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):

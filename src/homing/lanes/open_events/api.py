@@ -44,6 +44,15 @@ from homing.strict_json import decode, require_json
 
 _LARGEST_ID = 2**63 - 1
 
+_READS = {"scope": "notifications:read"}
+_REPORTS = {"scope": "notifications:write", "audit": "counted"}
+_OPERATES = {"scope": "notifications:operate"}
+_BULK = {
+    **_OPERATES,
+    "audit_body": ("status", "code", "dryRun", "limit"),
+    "audit_reply": ("matched", "requeued"),
+}
+
 
 class ErrorDetail(Struct, frozen=True):
     code: str
@@ -84,6 +93,7 @@ class SeatEvents(Controller):
         "/",
         status_code=202,
         summary="A section's status has changed",
+        opt=_REPORTS,
         responses={
             200: ResponseSpec(FlipReply, description="Nothing opened, or it is known already"),
             **_errors(400, 413, 415),
@@ -107,7 +117,7 @@ class SeatEvents(Controller):
         "/batch",
         status_code=200,
         summary="Up to 500 changes at once",
-        opt={"reads_own_body": True},
+        opt={**_REPORTS, "reads_own_body": True},
         responses=_errors(400, 413, 415),
     )
     async def create_some(
@@ -152,7 +162,13 @@ class SubscriptionDesk(Controller):
     path = "/api/notifications/subscriptions"
     tags = ("open_events",)
 
-    @post("/", status_code=201, summary="Ask for a subscription", responses=_errors(400, 413, 415))
+    @post(
+        "/",
+        status_code=201,
+        summary="Ask for a subscription",
+        opt={"scope": "notifications:write", "audit": "counted"},
+        responses=_errors(400, 413, 415),
+    )
     async def create(
         self, subscriptions: NamedDependency[Subscriptions], data: JSONBody[SubscriptionRequest]
     ) -> SubscriptionReply:
@@ -172,7 +188,7 @@ class SubscriptionDesk(Controller):
             "unless it is subscribed already, the address gets a mail with a link to confirm this",
         )
 
-    @get("/", summary="Subscriptions, newest first", responses=_errors(400))
+    @get("/", summary="Subscriptions, newest first", opt=_READS, responses=_errors(400))
     async def list(
         self,
         *,
@@ -199,11 +215,16 @@ class SubscriptionDesk(Controller):
         items = [listed_subscription(row) for row in rows]
         return SubscriptionPage(items, items[-1].subscription_id if len(items) == limit else None)
 
-    @get("/{id:int}", summary="One subscription, with its history", responses=_errors(404))
+    @get("/{id:int}", summary="One subscription, with its history", opt=_READS, responses=_errors(404))
     async def get(self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]) -> SubscriptionView:
         return await _shown(subscriptions, id)
 
-    @patch("/{id:int}", summary="Change preferences or locale", responses=_errors(400, 404, 409, 413, 415))
+    @patch(
+        "/{id:int}",
+        summary="Change preferences or locale",
+        opt={"scope": "notifications:write"},
+        responses=_errors(400, 404, 409, 413, 415),
+    )
     async def change(
         self,
         subscriptions: NamedDependency[Subscriptions],
@@ -216,7 +237,13 @@ class SubscriptionDesk(Controller):
         await subscriptions.change(id, changes, locale)
         return await _shown(subscriptions, id)
 
-    @post("/{id:int}/pause", status_code=200, summary="No mails for now", responses=_errors(404, 409))
+    @post(
+        "/{id:int}/pause",
+        status_code=200,
+        summary="No mails for now",
+        opt=_OPERATES,
+        responses=_errors(404, 409),
+    )
     async def pause(
         self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]
     ) -> SubscriptionView:
@@ -225,7 +252,13 @@ class SubscriptionDesk(Controller):
             raise NotAllowed(f"a subscription that is {row['status']} cannot be paused: only an active one")
         return await _shown(subscriptions, id)
 
-    @post("/{id:int}/resume", status_code=200, summary="Mails again", responses=_errors(404, 409))
+    @post(
+        "/{id:int}/resume",
+        status_code=200,
+        summary="Mails again",
+        opt=_OPERATES,
+        responses=_errors(404, 409),
+    )
     async def resume(
         self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]
     ) -> SubscriptionView:
@@ -235,14 +268,20 @@ class SubscriptionDesk(Controller):
             raise NotAllowed(f"a subscription that is {row['status']} cannot be resumed: only a paused one")
         return await _shown(subscriptions, id)
 
-    @delete("/{id:int}", status_code=200, summary="End it for good", responses=_errors(404))
+    @delete("/{id:int}", status_code=200, summary="End it for good", opt=_OPERATES, responses=_errors(404))
     async def end(self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]) -> SubscriptionView:
         """Mails that are queued for it are not sent either. It stays to be looked at; twice is as once."""
         await _existing(subscriptions, id)
         await subscriptions.unsubscribe(id, "api")
         return await _shown(subscriptions, id)
 
-    @post("/{id:int}/unsubscribe", status_code=200, summary="End it for good", responses=_errors(404))
+    @post(
+        "/{id:int}/unsubscribe",
+        status_code=200,
+        summary="End it for good",
+        opt=_OPERATES,
+        responses=_errors(404),
+    )
     async def unsubscribe(
         self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]
     ) -> SubscriptionView:
@@ -269,7 +308,7 @@ class NotificationDesk(Controller):
     path = "/api/notifications"
     tags = ("open_events",)
 
-    @get("/", summary="Notifications, newest first", responses=_errors(400, 404))
+    @get("/", summary="Notifications, newest first", opt=_READS, responses=_errors(400, 404))
     async def list(
         self,
         notifications: NamedDependency[Notifications],
@@ -289,6 +328,7 @@ class NotificationDesk(Controller):
         "/requeue",
         status_code=200,
         summary="Send ended notifications again",
+        opt=_BULK,
         responses=_errors(400, 413, 415),
     )
     async def requeue_some(
@@ -297,7 +337,7 @@ class NotificationDesk(Controller):
         """By how they ended, and of what; without `dryRun: false` they are only counted."""
         return await requeue_ended(notifications, data)
 
-    @get("/{id:str}", summary="One notification", responses=_errors(404))
+    @get("/{id:str}", summary="One notification", opt=_READS, responses=_errors(404))
     async def get(self, notifications: NamedDependency[Notifications], id: FromPath[str]) -> NotificationView:
         return shown(await _notification(notifications, id))
 
@@ -305,6 +345,7 @@ class NotificationDesk(Controller):
         "/{id:str}/requeue",
         status_code=200,
         summary="Send an ended notification again",
+        opt=_OPERATES,
         responses=_errors(404, 409),
     )
     async def requeue(

@@ -232,7 +232,7 @@ def _token(claim: Claim[Notification]) -> str:
 
 
 def _trace(trace_id: str | None) -> tuple[tuple[str, str], ...]:
-    """So that whoever has the mail finds the event. What another program wrote may not be fit for a header."""
+    """So that whoever has the mail finds the event. What others wrote may not be fit for a header."""
     usable = trace_id and trace_id.isascii() and trace_id.isprintable() and len(trace_id) <= _LONGEST_TRACE
     return (("X-Trace-Id", trace_id),) if trace_id and usable else ()
 
@@ -294,7 +294,7 @@ def conclude(result: SendResult) -> Outcome:
         return Delivered(report)
     error = result.error
     code = error.code if error is not None else SendErrorCode.UNKNOWN
-    failure = Failure(code.value, error.message if error is not None else "")
+    failure = Failure(code.value, _plain(error.message) if error is not None else "")
     if is_retryable(result):
         return Retry(failure, result.retry_after, result.attempted, report)
     if code == SendErrorCode.INVALID_RECIPIENT:

@@ -26,8 +26,8 @@ from homing.lanes.open_events.notification import (
     subscriber_of,
 )
 
-#: A statement about more rows would hold another program's file locked for too long. Measured: 500 claims take
-#: 10 ms, 250 settlements 11 ms, five times that on a busy machine.
+#: A statement about more rows would hold another program's file locked for too long. Measured: 500 claims
+#: take 10 ms, 250 settlements 11 ms, five times that on a busy machine.
 _MOST_AT_ONCE = 500
 _MOST_SETTLED_IN_A_FILE = 250
 

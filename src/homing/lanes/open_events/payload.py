@@ -34,7 +34,7 @@ from homing.senders.mail import SendErrorCode
 #: What we emit: the lowest version there is.
 VERSION = "1.0"
 
-_SCHEMA: Mapping[str, Any] = msgspec.json.decode(
+_SCHEMA: dict[str, Any] = msgspec.json.decode(
     files(__package__ or "").joinpath("mail_job.schema.json").read_bytes()
 )
 _VALIDATOR = jsonschema_rs.Draft202012Validator(_SCHEMA, validate_formats=False)
@@ -60,11 +60,13 @@ def complaints(payload: Any) -> list[str]:
 
 def _complaint(error: jsonschema_rs.ValidationError) -> str:
     where = ".".join(str(step) for step in error.instance_path) or "the payload"
-    if error.kind.name == "required":
-        return f"{where}: {error.kind.property} is missing"
-    if error.kind.name == "additionalProperties":
-        return f"{where}: there is a key that is not known"
-    return f"{where}: it breaks the rule {error.kind.name!r}"
+    match error.kind:
+        case jsonschema_rs.ValidationErrorKind.Required(property=missing):
+            return f"{where}: {missing} is missing"
+        case jsonschema_rs.ValidationErrorKind.AdditionalProperties():
+            return f"{where}: there is a key that is not known"
+        case other:
+            return f"{where}: it breaks the rule {other.name!r}"
 
 
 class Unusable(Struct, frozen=True):

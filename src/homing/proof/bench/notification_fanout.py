@@ -1,7 +1,7 @@
 """One event for very many subscribers: how long it takes, and how long everybody else waits for it.
 
-In a process of its own. Another program, a thread with a connection of its own, writes one row after the other
-meanwhile; and the loop, which has requests to answer, is asked for the time every few milliseconds.
+In a process of its own. Another program, a thread with a connection of its own, writes one row after the
+other meanwhile; and the loop, which has requests to answer, is asked for the time every few milliseconds.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import asyncpg
@@ -25,6 +24,7 @@ from homing.errors import HomingError
 from homing.lanes.open_events.fanout import Fanout, FlipRequest, flip_of
 from homing.proof.bench.sample_mails import settle_down
 from homing.proof.bench.sample_openings import fill_subscribers
+from homing.proof.chaos.waiting import until
 from homing.telemetry import Telemetry
 
 _PAUSE = 0.005
@@ -67,8 +67,7 @@ Writes = Callable[[threading.Event, list[float]], None]
 async def _measured(fanout: Fanout, subscribers: int, writes: Writes) -> FannedOut:
     waits: list[float] = []
     with _beside(writes, waits):
-        while not waits:
-            await asyncio.sleep(_PAUSE)
+        await until(lambda: _has_written(waits))
         waits.clear()
         stalls: list[float] = []
         watch = asyncio.create_task(_watch_loop(stalls))
@@ -81,6 +80,10 @@ async def _measured(fanout: Fanout, subscribers: int, writes: Writes) -> FannedO
     if reply.notifications != subscribers:
         raise HomingError(f"{reply.notifications} of {subscribers} got a notification")
     return FannedOut(seconds, max(waits, default=0.0), max(stalls, default=0.0))
+
+
+async def _has_written(waits: Sequence[float]) -> bool:
+    return bool(waits)
 
 
 def _flip() -> FlipRequest:
@@ -101,7 +104,7 @@ async def _watch_loop(stalls: list[float]) -> None:
 
 @contextmanager
 def _beside(writes: Writes, waits: list[float]) -> Iterator[None]:
-    """It goes on until its last write is through: also one that began while we did."""
+    """It goes on until it has written once more after us, so that there is always something to tell."""
     enough = threading.Event()
     thread = threading.Thread(target=writes, args=(enough, waits))
     thread.start()
@@ -115,8 +118,9 @@ def _beside(writes: Writes, waits: list[float]) -> Iterator[None]:
 def _sqlite_writes(path: str) -> Writes:
     def write(enough: threading.Event, waits: list[float]) -> None:
         with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
-            while not enough.wait(_PAUSE):
-                begun = time.perf_counter()
+            last = False
+            while not last:
+                last, begun = enough.wait(_PAUSE), time.perf_counter()
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_TOUCH)
                 connection.execute("COMMIT")
@@ -129,11 +133,12 @@ def _postgres_writes(url: str) -> Writes:
     async def write(enough: threading.Event, waits: list[float]) -> None:
         connection = await asyncpg.connect(url)
         try:
-            while not enough.is_set():
-                begun = time.perf_counter()
+            last = False
+            while not last:
+                await asyncio.sleep(_PAUSE)
+                last, begun = enough.is_set(), time.perf_counter()
                 await connection.execute(_TOUCH)
                 waits.append(time.perf_counter() - begun)
-                await asyncio.sleep(_PAUSE)
         finally:
             await connection.close()
 

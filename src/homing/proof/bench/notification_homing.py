@@ -24,6 +24,8 @@ class OnPostgres:
             self._job.smtp_port,
             HOMING_MAIL_CONNECTIONS=str(CONNECTIONS),
             HOMING_NOTIFY_RATE_PER_SECOND="0",
+            # As in production: loopback is looked at more closely by the writer of mails.
+            HOMING_BASE_URL="https://seats.example.com",
             # Else a key would be made beside the database.
             HOMING_ENCRYPTION_KEY="a2V5IG9mIHRoZSBiZW5jaG1hcmssIDMyIGJ5dGVzISE=",
         )

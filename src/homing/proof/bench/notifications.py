@@ -1,8 +1,8 @@
 """The race of open seats: notifications beside the mails of `mail_outbox`, in the same rounds.
 
-A notification is more than a mail: its job is built from five tables and checked against a schema, two links are
-signed, subject, text and html rendered, and its end is written into three tables. Beside it stands what a fan-out
-costs: one event for very many subscribers.
+A notification is more than a mail: its job is built from five tables and checked against a schema, two links
+are signed, subject, text and html rendered, and its end is written into three tables. Beside it stands what a
+fan-out costs: one event for very many subscribers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ async def notification_race(
     notifications: int, subscribers: int, rounds: int, step: Step, *, postgres_url: str | None = None
 ) -> NotificationTable:
     with postgres(postgres_url) as server, smtp_sink() as sink:
-        results = await in_turns(ENTRANTS, rounds, step, lambda e: _one_round(e, notifications, server, sink.port))
+        results = await in_turns(
+            ENTRANTS, rounds, step, lambda e: _one_round(e, notifications, server, sink.port)
+        )
         fanouts = [await _fanout_cost(name, subscribers, rounds, step, server) for name in _FANOUTS]
     return table_of(table_lines(results), fanouts)
 
@@ -74,9 +76,7 @@ async def _one_round(entrant: Entrant, notifications: int, server: Postgres, smt
         return await in_child(f"{__package__}.contender:run_round", job, Round)
 
 
-async def _fanout_cost(
-    name: str, subscribers: int, rounds: int, step: Step, server: Postgres
-) -> FanoutCost:
+async def _fanout_cost(name: str, subscribers: int, rounds: int, step: Step, server: Postgres) -> FanoutCost:
     found = []
     for number in range(1, rounds + 1):
         step(f"round {number} of {rounds}: fan-out on {name}")

@@ -27,15 +27,15 @@ FROM numbers
 
 -- name: meetings
 {numbers}
-INSERT INTO section_meetings (section_id, meeting_day, start_minutes, end_minutes, campus_abbrev, building_code,
-    room_number)
+INSERT INTO section_meetings (section_id, meeting_day, start_minutes, end_minutes, campus_abbrev,
+    building_code, room_number)
 SELECT n, 'M', 620, 700, 'BUS', 'HLL', '114'
 FROM numbers
 
 -- name: events
 {numbers}
-INSERT INTO open_events (open_event_id, section_id, term_id, campus_code, index_number, status_before, status_after,
-    event_at, detected_by, dedupe_key, trace_id, payload)
+INSERT INTO open_events (open_event_id, section_id, term_id, campus_code, index_number, status_before,
+    status_after, event_at, detected_by, dedupe_key, trace_id, payload)
 SELECT n, n, '20269', 'NB', 'I' || n, 'CLOSED', 'OPEN', CURRENT_TIMESTAMP, 'poller', 'key' || n, 'trace' || n,
     '{"courseTitle":"Data Structures ' || n || '","sectionNumber":"03","snapshotHash":"f00d"}'
 FROM numbers

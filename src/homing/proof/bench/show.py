@@ -84,7 +84,9 @@ def _race_table(result: RaceTable, rate: str) -> RenderableType:
 def _commits(line: Line) -> str:
     """Only PostgreSQL counts them."""
     return (
-        "" if line.name in {LIMIT, ON_SQLITE, OUTBOX_ON_SQLITE, CELERY, SQS_ALONE} else f"{line.transactions_each.median:.3f}"
+        ""
+        if line.name in {LIMIT, ON_SQLITE, OUTBOX_ON_SQLITE, CELERY, SQS_ALONE}
+        else f"{line.transactions_each.median:.3f}"
     )
 
 

@@ -1,7 +1,8 @@
 """What became of every notification, by four witnesses that know nothing of each other.
 
-The tables, the log of the SMTP sink (which knows whom it has refused, and how often), the logs of the workers,
-and the diary of the other program, which has made the rows and put some of them back. Pure, as `checker.py`.
+The tables, the log of the SMTP sink (which knows whom it has refused, and how often), the logs of the
+workers, and the diary of the other program, which has made the rows and put some of them back. Pure, as
+`checker.py`.
 """
 
 from __future__ import annotations
@@ -198,15 +199,20 @@ def _attempts_are_true(evidence: NotificationEvidence) -> list[Check]:
     counted, logged = evidence.counted, evidence.logged
     unsaid = sum(max(0, counted[end.id] - logged[end.id]) for end in evidence.ends)
     most = len(evidence.kinds("kill")) * evidence.batch
+    told = f"{unsaid} of at most {most}"
+
+    def is_counted(end: NotificationEnd) -> bool:
+        return logged[end.id] <= counted[end.id]
+
     return [
         _wrong(
             evidence,
             "fanout_attempts is not the number of completed attempts",
             lambda end: _counts_attempts(evidence, end),
         ),
-        _wrong(evidence, "attempts in a log that the row does not count", lambda e: logged[e.id] <= counted[e.id]),
-        Check("attempts that no log tells of, for their worker died", unsaid <= most, f"{unsaid} of at most {most}"),
-    ]  # fmt: skip
+        _wrong(evidence, "attempts in a log that the row does not count", is_counted),
+        Check("attempts that no log tells of, for their worker died", unsaid <= most, told),
+    ]
 
 
 def _counts_attempts(evidence: NotificationEvidence, end: NotificationEnd) -> bool:
@@ -228,11 +234,15 @@ def _rows_tell_the_truth(evidence: NotificationEvidence) -> list[Check]:
         return (end.told_sent, end.told_failed) == (int(sent), failed[end.id] + int(not sent))
 
     return [
-        _wrong(evidence, "error is not that of the last attempt", lambda end: _has_right_error(evidence, end)),
+        _wrong(evidence, "error is not that of the last attempt", lambda e: _has_right_error(evidence, e)),
         _wrong(evidence, "no last_attempt_at", lambda end: end.has_last_attempt),
         _wrong(evidence, "not exactly one notify_sent, or a notify_failed for each other end", is_told),
-        _wrong(evidence, "a subscription that does not say what it got", lambda e: _subscription_says(evidence, e)),
-    ]  # fmt: skip
+        _wrong(
+            evidence,
+            "a subscription that does not say what it got",
+            lambda end: _subscription_says(evidence, end),
+        ),
+    ]
 
 
 def _has_right_error(evidence: NotificationEvidence, end: NotificationEnd) -> bool:
@@ -277,7 +287,9 @@ def _came_about(evidence: NotificationEvidence) -> list[Check]:
     hits = sum(bool(blow.held) for blow in evidence.kinds("kill"))
     wanted = (("kills that hit", hits, evidence.kills), ("stops", len(stops), evidence.stops),
               ("holds", len(evidence.diary.holds), evidence.holds))  # fmt: skip
-    unkind = [f"exit {blow.exit_code}, {len(blow.held)} locked" for blow in stops if blow.exit_code or blow.held]
+    unkind = [
+        f"exit {blow.exit_code}, {len(blow.held)} locked" for blow in stops if blow.exit_code or blow.held
+    ]
     checks = [
         none_of("what did not come about", [f"{n} {got} of {most}" for n, got, most in wanted if got < most]),
         none_of("workers that ended by themselves", evidence.deserters),
@@ -339,5 +351,8 @@ def _cut_short(evidence: NotificationEvidence) -> int:
 def _waits(waits: Sequence[float]) -> dict[str, float]:
     """How long each transaction of the other program was kept waiting."""
     shares = (("median", 0.5), ("p99", 0.99), ("longest", 1.0))
-    found = {f"{name}_wait_ms": round(percentile(waits, share) * 1000, 1) if waits else 0.0 for name, share in shares}
+    found = {
+        f"{name}_wait_ms": round(percentile(waits, share) * 1000, 1) if waits else 0.0
+        for name, share in shares
+    }
     return {"transactions_of_the_other": len(waits), **found}

@@ -3,9 +3,9 @@
     python notification_writer.py PLAN
 
 It knows nothing of Homing, not even by import: sqlite3 or asyncpg is all that it has. Students subscribe,
-sections open, and each in a transaction of its own; now and then one of these is held open for seconds. Beside
-that it does what operators do by hand: it puts back what has failed or waits, and takes away locks that are
-too old. All that it did, and how long it was kept waiting, it writes into its diary.
+sections open, and each in a transaction of its own; now and then one of these is held open for seconds.
+Beside that it does what operators do by hand: it puts back what has failed or waits, and takes away locks that
+are too old. All that it did, and how long it was kept waiting, it writes into its diary.
 
 SIGUSR1 makes a large section open at once, SIGTERM ends it.
 """
@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
+
+import asyncpg
 
 #: Much longer than anybody may hold a lock; who waits so long has found a fault.
 _PATIENCE = 60.0
@@ -167,8 +169,6 @@ class PostgresBook:
 async def open_book(database: str) -> Book:
     if "://" not in database:
         return SqliteBook(database)
-    import asyncpg
-
     settings = {"timezone": "UTC"}
     return PostgresBook(await asyncpg.connect(database, server_settings=settings, command_timeout=_PATIENCE))
 
@@ -176,19 +176,19 @@ async def open_book(database: str) -> Book:
 # ── what it does ─────────────────────────────────────────────────────────────────────────────────
 
 _SUBSCRIBE = """
-INSERT INTO subscriptions (term_id, campus_code, index_number, contact_type, contact_value, contact_hash, locale,
-    status, is_verified, created_at, updated_at)
+INSERT INTO subscriptions (term_id, campus_code, index_number, contact_type, contact_value, contact_hash,
+    locale, status, is_verified, created_at, updated_at)
 VALUES ($1, $2, $3, 'email', $4, $5, $6, 'active', 1, $7, $7)
 """
 _OPEN = """
-INSERT INTO open_events (term_id, campus_code, index_number, status_before, status_after, event_at, detected_by,
-    dedupe_key, trace_id, payload, created_at)
+INSERT INTO open_events (term_id, campus_code, index_number, status_before, status_after, event_at,
+    detected_by, dedupe_key, trace_id, payload, created_at)
 VALUES ($1, $2, $3, 'Closed', 'Open', $4, 'poller', $5, $6, $7, $4)
 RETURNING open_event_id
 """
 _FAN_OUT = """
-INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, fanout_attempts,
-    created_at)
+INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status,
+    fanout_attempts, created_at)
 SELECT e.open_event_id, s.subscription_id, e.dedupe_key, 'pending', 0, e.created_at
 FROM open_events AS e
 JOIN subscriptions AS s
@@ -200,7 +200,8 @@ _LEAVE = "UPDATE subscriptions SET status = 'unsubscribed', updated_at = $1 WHER
 #: In the order in which everybody should lock rows.
 _TOUCH = """
 SELECT subscription_id FROM subscriptions
-WHERE subscription_id IN (SELECT subscription_id FROM open_event_notifications WHERE fanout_status = 'pending')
+WHERE subscription_id IN (
+    SELECT subscription_id FROM open_event_notifications WHERE fanout_status = 'pending')
 ORDER BY subscription_id LIMIT 20
 """
 _ENDED_BADLY = """
@@ -297,7 +298,9 @@ class Writer:
     async def _open(self, index: str, students: Sequence[str], hold: float) -> None:
         now, bucket = self._book.moment(), int(time.time()) // 180
         key = _sha1(f"{_TERM}|{_CAMPUS}|{index}|OPEN|{bucket}")
-        payload = json.dumps({"courseTitle": f"Chaos {index}", "sectionNumber": "01", "snapshotHash": key[:8]})
+        payload = json.dumps(
+            {"courseTitle": f"Chaos {index}", "sectionNumber": "01", "snapshotHash": key[:8]}
+        )
         leaving = [student for student in students if self._random.random() < self._plan.leaving]
         async with self._transaction():
             rows = await self._book.read(_OPEN, _TERM, _CAMPUS, index, now, key, f"trace-{index}", payload)

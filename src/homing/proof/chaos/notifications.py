@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -129,7 +129,8 @@ async def run_notifications(
         stack.callback(writer.close)
         crew = Crew(plan, folder, _environment(plan, database_url, sink.url), "open_events")
         stack.callback(crew.close)
-        evidence = await NotificationRun(plan, table, sink, writer, crew, folder, tell).to_the_end()
+        scene = Scene(table, sink, writer, crew, folder)
+        evidence = await NotificationRun(plan, scene, tell).to_the_end()
     return NotificationReport(plan, check_notifications(evidence), round(time.monotonic() - started, 1))
 
 
@@ -160,7 +161,7 @@ def _environment(plan: NotificationPlan, database_url: str, mail_url: str) -> di
         database_url, mail_url,
         homing_mail_connections=plan.connections, homing_notify_batch=plan.batch,
         homing_notify_rate_per_second=0, homing_notify_lock_ttl_seconds=plan.lock_ttl,
-        # One call of the sink is one attempt; who was refused waits for a while, and may be put back meanwhile.
+        # One call of the sink is one attempt; who was refused waits for a while, and may be put back then.
         homing_notify_send_retries_ms=0, homing_notify_max_attempts=2, homing_notify_retry_schedule_ms=1500,
     )  # fmt: skip
 
@@ -215,19 +216,22 @@ def _orders(plan: NotificationPlan, database_url: str, diary: Path) -> WriterPla
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Scene:
+    """Who takes part, and where the logs are."""
+
+    table: NotificationTable
+    sink: EmailSinkProcess
+    writer: OtherProgram
+    crew: Crew
+    folder: Path
+
+
 class NotificationRun:
-    def __init__(
-        self,
-        plan: NotificationPlan,
-        table: NotificationTable,
-        sink: EmailSinkProcess,
-        writer: OtherProgram,
-        crew: Crew,
-        folder: Path,
-        tell: Tell,
-    ) -> None:
-        self._plan, self._table, self._sink, self._writer = plan, table, sink, writer
-        self._crew, self._folder, self._tell = crew, folder, tell
+    def __init__(self, plan: NotificationPlan, scene: Scene, tell: Tell) -> None:
+        self._plan, self._tell = plan, tell
+        self._table, self._sink, self._writer = scene.table, scene.sink, scene.writer
+        self._crew, self._folder = scene.crew, scene.folder
         self._random = random.Random(plan.seed)  # noqa: S311 - a fault need not be unguessable
         self._open = plan.notifications
         self._now = "starting"

@@ -40,14 +40,22 @@ class CredentialsApi(Controller):
     path = "/api/admin/dispatch/credentials"
     tags = ("dispatch_credentials",)
 
-    @post("/", summary="Make credentials; secrets that are left out are made, and shown this once")
+    @post(
+        "/",
+        summary="Make credentials; secrets that are left out are made, and shown this once",
+        opt={"scope": "credentials:admin", "audit_body": ("name",), "audit_reply": ("id", "fingerprint")},
+    )
     async def create(
         self, credentials: NamedDependency[Credentials], data: JSONBody[CreateCredentials]
     ) -> Response[IssuedCredentials]:
         made = issued(await credentials.create(data), credentials)
         return Response(made, status_code=201, headers=_NOT_KEPT)
 
-    @get("/", summary="Credentials, newest first, without their secrets")
+    @get(
+        "/",
+        summary="Credentials, newest first, without their secrets",
+        opt={"scope": "credentials:read"},
+    )
     async def list(
         self,
         credentials: NamedDependency[Credentials],
@@ -59,13 +67,22 @@ class CredentialsApi(Controller):
         items = [shown(row) for row in await credentials.page(before=cursor_of(before), limit=limit)]
         return CredentialsPage(items, items[-1].id if len(items) == limit else None)
 
-    @get("/{credentials_id:str}", summary="One of them, without its secrets")
+    @get(
+        "/{credentials_id:str}",
+        summary="One of them, without its secrets",
+        opt={"scope": "credentials:read"},
+    )
     async def get(
         self, credentials: NamedDependency[Credentials], credentials_id: FromPath[str]
     ) -> ShownCredentials:
         return shown(await credentials.describe(credentials_number(credentials_id)), credentials)
 
-    @delete("/{credentials_id:str}", status_code=200, summary="Delete; a 409 while open jobs use them")
+    @delete(
+        "/{credentials_id:str}",
+        status_code=200,
+        summary="Delete; a 409 while open jobs use them",
+        opt={"scope": "credentials:admin"},
+    )
     async def delete(
         self,
         credentials: NamedDependency[Credentials],
@@ -76,7 +93,12 @@ class CredentialsApi(Controller):
         await credentials.delete(credentials_number(credentials_id), force=force)
         return Message("Credentials deleted")
 
-    @post("/{credentials_id:str}/rotate", status_code=200, summary="New secrets, beside the old for a time")
+    @post(
+        "/{credentials_id:str}/rotate",
+        status_code=200,
+        summary="New secrets, beside the old for a time",
+        opt={"scope": "credentials:admin", "audit_body": ("graceSeconds",), "audit_reply": ("fingerprint",)},
+    )
     async def rotate(
         self,
         credentials: NamedDependency[Credentials],

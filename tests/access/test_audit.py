@@ -1,0 +1,67 @@
+"""The audit log: what is in it, how it is read, and what happens when it cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from tests.access.desk import Desk
+
+from homing.access.audit import Entry
+
+
+async def test_entries_are_read_newest_first_by_page_time_and_person(desk: Desk) -> None:
+    log = desk.access.audit
+    for number in range(5):
+        who = "user:ann" if number % 2 else "key:abc"
+        await log.write(Entry(who, "jobs.requeue", f"job{number}", "192.0.2.7", {"n": number}))
+    page = await log.page(limit=3)
+    assert [row["object"] for row in page] == ["job4", "job3", "job2"]
+    assert [row["object"] for row in await log.page(limit=3, before=page[-1]["id"])] == ["job1", "job0"]
+    assert [row["object"] for row in await log.page(who="user:ann")] == ["job3", "job1"]
+    assert msgspec.json.decode(page[0]["detail"]) == {"n": 4}
+    now = datetime.now(UTC)
+    assert len(await log.page(since=now - timedelta(hours=1))) == 5
+    assert await log.page(since=now + timedelta(hours=1)) == []
+    assert await log.page(since=now + timedelta(hours=1), who="user:ann") == []
+    await desk.let_pass("homing_audit", 7200, "at")
+    await log.write(Entry("user:ann", "jobs.cancel"))
+    assert [row["action"] for row in await log.page(since=now - timedelta(hours=1))] == ["jobs.cancel"]
+
+
+async def test_many_at_once_are_all_written(desk: Desk) -> None:
+    entries = [Entry("user:ann", "jobs.cancel", str(number)) for number in range(300)]
+    await asyncio.gather(*(desk.access.audit.write(entry) for entry in entries))
+    rows = await desk.access.audit.page(limit=1000)
+    assert {row["object"] for row in rows} == {str(number) for number in range(300)}
+
+
+async def test_calls_that_come_by_the_thousand_are_one_entry(desk: Desk) -> None:
+    log = desk.access.audit
+    for number in range(1000):
+        log.count(Entry("key:abc", "mail.create", outcome="refused" if number < 10 else "done"))
+    log.count(Entry("key:xyz", "mail.create"))
+    await log.close()
+    rows = await log.page()
+    told = {(row["who"], row["outcome"]): msgspec.json.decode(row["detail"]) for row in rows}
+    assert told == {
+        ("key:abc", "refused"): {"calls": 10},
+        ("key:abc", "done"): {"calls": 990},
+        ("key:xyz", "done"): {"calls": 1},
+    }
+
+
+async def test_what_the_database_would_not_take_is_shortened(desk: Desk) -> None:
+    huge = {"filter": {"type": "x" * 10_000, "source": "a\x00b"}}
+    await desk.access.audit.write(Entry("user:ann", "jobs.cancel_many", "a\x00b" * 1000, detail=huge))
+    (row,) = await desk.access.audit.page()
+    assert len(row["object"]) <= 500
+    assert len(row["detail"]) < 5000
+
+
+async def test_an_entry_that_cannot_be_written_is_in_the_log_instead(desk: Desk) -> None:
+    await desk.sql("ALTER TABLE homing_audit RENAME TO elsewhere")
+    await desk.access.audit.write(Entry("user:ann", "jobs.cancel", "job1"))
+    (line,) = desk.log.all("audit.failed")
+    assert (line["who"], line["action"], line["object"]) == ("user:ann", "jobs.cancel", "job1")

@@ -1,0 +1,244 @@
+"""People: users, logins that are throttled, sessions that end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.access.desk import CHEAP, PASSWORD, Desk
+
+from homing.access.login import LoggedIn, TooManyLogins, WrongLogin
+from homing.access.passwords import Cost, Passwords
+from homing.access.scopes import ROLES
+from homing.errors import InvalidRequest, NotAllowed, NotFound
+
+HERE = "192.0.2.7"
+
+
+async def ann(desk: Desk, role: Any = "operator") -> None:
+    await desk.access.users.add("ann", PASSWORD, role, by="cli:root")
+
+
+async def log_in(desk: Desk, name: str = "ann", password: str = PASSWORD, address: str = HERE) -> Any:
+    return await desk.access.log_in(name, password, address)
+
+
+# ── passwords ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_password_is_kept_by_scrypt_with_its_cost() -> None:
+    passwords = Passwords(CHEAP)
+    stored = await passwords.hash(PASSWORD)
+    assert stored.startswith("scrypt$10$8$1$")
+    assert stored != await passwords.hash(PASSWORD)
+    assert await passwords.match(stored, PASSWORD)
+    assert not await passwords.match(stored, PASSWORD + "x")
+    assert not await passwords.match(None, PASSWORD)
+    assert not await passwords.match("", PASSWORD)
+    assert not await passwords.match(stored, "x" * 100_000)
+    dearer = Passwords(Cost(log_n=11, r=8, p=1))
+    assert await dearer.match(stored, PASSWORD), "one of another cost"
+    assert (Cost().log_n, Cost().r, Cost().p) == (16, 8, 2), "as OWASP recommends"
+
+
+async def test_letters_that_look_the_same_are_the_same() -> None:
+    stored = await Passwords(CHEAP).hash("Ångström Ångström")
+    assert await Passwords(CHEAP).match(stored, "Ångström Ångström")
+
+
+# ── users ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_users_are_added_listed_changed_and_removed(desk: Desk) -> None:
+    users = desk.access.users
+    await ann(desk, "viewer")
+    with pytest.raises(NotAllowed, match="there is a user ann"):
+        await ann(desk)
+    await users.set_role("ann", "admin", by="cli:root")
+    assert [(row["name"], row["role"]) for row in await users.list()] == [("ann", "admin")]
+    await users.remove("ann", by="cli:root")
+    assert await users.list() == []
+    for call in (users.remove("ann", by="x"), users.set_password("ann", PASSWORD, by="x")):
+        with pytest.raises(NotFound):
+            await call
+    assert isinstance(await log_in(desk), WrongLogin)
+    await ann(desk)
+    assert isinstance(await log_in(desk), LoggedIn)
+    assert [action for _, action, _, _ in await desk.entries()] == [
+        "users.add", "users.role", "users.remove", "session.open", "users.add", "session.open",
+    ]  # fmt: skip
+    assert await Desk(desk.database, desk.log).access.is_configured()
+
+
+async def test_a_name_that_cannot_be_typed_safely_is_refused(desk: Desk) -> None:
+    for name in ("", "Ann", "a b", "-a", "a" * 101, "ann\n", "ännchen"):
+        with pytest.raises(InvalidRequest):
+            await desk.access.users.add(name, PASSWORD, "viewer", by="x")
+
+
+async def test_a_short_password_is_refused_and_nothing_is_written(desk: Desk) -> None:
+    with pytest.raises(InvalidRequest, match="12 to 1000"):
+        await desk.access.users.add("ann", "x" * 11, "viewer", by="x")
+    assert await desk.access.users.list() == []
+    assert await desk.entries() == []
+
+
+# ── sessions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_who_logs_in_may_what_the_role_may(desk: Desk) -> None:
+    await ann(desk)
+    for role in ROLES:
+        await desk.access.users.set_role("ann", role, by="x")
+        logged_in = await log_in(desk)
+        assert isinstance(logged_in, LoggedIn)
+        assert len(logged_in.token) == 43
+        found = await desk.access.sessions.find(logged_in.token)
+        assert found is not None
+        assert (found.who, found.role, found.may("jobs:read")) == ("user:ann", role, True)
+        assert found.may("jobs:operate") == (role != "viewer")
+        assert found.may("credentials:admin") == (role == "admin")
+        assert len(found.csrf) == 43
+        assert found.csrf != logged_in.token
+        kept = str(await desk.sql("SELECT * FROM homing_session"))
+        assert logged_in.token not in kept + desk.log.text + repr(logged_in)
+        assert found.csrf not in kept + repr(found)
+
+
+async def test_a_session_ends_by_disuse_by_age_and_by_hand(desk: Desk) -> None:
+    await ann(desk)
+    sessions = desk.access.sessions
+
+    async def lives(token: str) -> bool:
+        desk.now += 2.1
+        return await sessions.find(token) is not None
+
+    token = (await log_in(desk)).token
+    await desk.let_pass("homing_session", 599, "seen_at")
+    assert await lives(token)
+    await sessions.drained()
+    await desk.let_pass("homing_session", 599, "seen_at")
+    assert await lives(token), "being used was noted"
+    await sessions.drained()
+    await desk.let_pass("homing_session", 601, "seen_at")
+    assert not await lives(token)
+
+    token = (await log_in(desk)).token
+    await desk.let_pass("homing_session", 3601, "created_at")
+    assert not await lives(token)
+
+    token = (await log_in(desk)).token
+    assert len(await desk.sql("SELECT hash FROM homing_session")) == 1, "those that ended are forgotten"
+    await sessions.close(token, "user:ann", HERE)
+    assert await sessions.find(token) is None
+    assert (await desk.entries())[-1] == ("user:ann", "session.close", None, "done")
+
+
+async def test_what_changes_a_user_logs_them_out_everywhere(desk: Desk) -> None:
+    await ann(desk)
+    users, elsewhere = desk.access.users, Desk(desk.database, desk.log)
+    for change in ("password", "role", "remove"):
+        tokens = [(await log_in(desk)).token for _ in range(2)]
+        assert all([await elsewhere.access.sessions.find(token) for token in tokens])
+        if change == "password":
+            await users.set_password("ann", PASSWORD, by="x")
+        elif change == "role":
+            await users.set_role("ann", "viewer", by="x")
+        else:
+            await users.remove("ann", by="x")
+        elsewhere.now += 2.1
+        assert not any([await elsewhere.access.sessions.find(token) for token in tokens])
+
+
+async def test_a_login_never_goes_on_with_an_older_session(desk: Desk) -> None:
+    await ann(desk)
+    first = (await log_in(desk)).token
+    second = await desk.access.log_in("ann", PASSWORD, HERE, first)
+    assert isinstance(second, LoggedIn)
+    assert second.token != first
+    assert await Desk(desk.database, desk.log).access.sessions.find(first) is None
+
+
+# ── guessing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def fail(desk: Desk, count: int, name: str = "ann", address: str = HERE) -> None:
+    """Guess wrong, with all the patience that it takes; a {} in name or address is the guess's number."""
+    for number in range(count):
+        tried = await log_in(desk, name.format(number), "wrong password", address.format(number))
+        assert isinstance(tried, WrongLogin)
+        await desk.let_pass("homing_login_failure", 1000, "blocked_until")
+
+
+async def test_guessing_a_password_gets_slower_and_slower(desk: Desk) -> None:
+    await ann(desk)
+    # The first waits are of a few seconds: too short to be measured on a busy machine.
+    await fail(desk, 10)
+    waits = []
+    for _ in range(5):
+        assert isinstance(await log_in(desk, password="wrong password"), WrongLogin)
+        refused = await log_in(desk)
+        assert isinstance(refused, TooManyLogins), "the right password too, while it is blocked"
+        waits.append(refused.retry_after)
+        await desk.let_pass("homing_login_failure", 1000, "blocked_until")
+    assert waits == sorted(waits)
+    assert waits[0] <= 32
+    assert 200 < waits[-1] <= 300, "and not for ever: whoever knows a name could keep its owner out"
+    assert isinstance(await log_in(desk), LoggedIn)
+    for _ in range(5):
+        assert isinstance(await log_in(desk, password="wrong password"), WrongLogin), "forgiven"
+
+
+async def test_a_hundred_guesses_at_once_are_no_way_around_it(desk: Desk) -> None:
+    await ann(desk)
+    elsewhere = Desk(desk.database, desk.log)
+    guesses = [log_in(one, password="wrong password") for one in (desk, elsewhere) for _ in range(50)]
+    results = await asyncio.gather(*guesses)
+    # Six before the first wait; each of the next needs a wait that is twice as long.
+    assert 6 <= sum(isinstance(result, WrongLogin) for result in results) <= 10
+
+
+async def test_one_address_cannot_try_many_names(desk: Desk) -> None:
+    await ann(desk)
+    await fail(desk, 25, "user{}")
+    assert isinstance(await log_in(desk, name="bo"), WrongLogin)
+    assert isinstance(await log_in(desk), TooManyLogins)
+    assert isinstance(await log_in(desk, address="192.0.2.8"), LoggedIn)
+
+
+async def test_a_password_of_ones_own_does_not_wash_guesses_away(desk: Desk) -> None:
+    await ann(desk)
+    await fail(desk, 25, "user{}")
+    assert isinstance(await log_in(desk), LoggedIn)
+    await log_in(desk, name="bo", password="x" * 12)
+    assert isinstance(await log_in(desk, name="cy", password="x" * 12), TooManyLogins)
+
+
+async def test_addresses_of_one_ipv6_network_are_one(desk: Desk) -> None:
+    await fail(desk, 25, "user{}", "2001:db8::{}")
+    await log_in(desk, name="bo", address="2001:db8::99")
+    assert isinstance(await log_in(desk, name="x", address="2001:db8::ffff"), TooManyLogins)
+    assert isinstance(await log_in(desk, name="x", address="2001:db8:0:1::1"), WrongLogin)
+
+
+async def test_failures_are_forgotten_after_a_day(desk: Desk) -> None:
+    await fail(desk, 8)
+    await desk.let_pass("homing_login_failure", 86401, "last_at")
+    for _ in range(5):
+        assert isinstance(await log_in(desk, password="wrong password"), WrongLogin)
+
+
+async def test_a_failed_login_is_told_without_what_was_typed(desk: Desk) -> None:
+    await ann(desk)
+    await log_in(desk, password="canary-password")
+    await log_in(desk, name="canary-typed-in-the-wrong-field", password="x")
+    told = [entry for entry in await desk.entries() if entry[1] == "session.open"]
+    assert told == [
+        ("user:ann", "session.open", None, "refused"),
+        ("unknown", "session.open", None, "refused"),
+    ]
+    everything = [
+        await desk.sql(f"SELECT * FROM {table}") for table in ("homing_audit", "homing_login_failure")
+    ]
+    assert "canary" not in str(everything) + desk.log.text
