@@ -8,7 +8,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from tests.access.desk import Desk
 
-from homing.access.audit import Entry
+from homing.access.audit import Entry, Outcome
+from homing.db import load_queries
+from homing.db.pruning import PrunableRows
+
+OUTCOMES: tuple[Outcome, ...] = ("done", "refused", "failed")
 
 
 async def test_entries_are_read_newest_first_by_page_time_and_person(desk: Desk) -> None:
@@ -65,3 +69,21 @@ async def test_an_entry_that_cannot_be_written_is_in_the_log_instead(desk: Desk)
     await desk.access.audit.write(Entry("user:ann", "jobs.cancel", "job1"))
     (line,) = desk.log.all("audit.failed")
     assert (line["who"], line["action"], line["object"]) == ("user:ann", "jobs.cancel", "job1")
+
+
+async def test_old_entries_are_pruned_by_how_they_ended(desk: Desk) -> None:
+    log = desk.access.audit
+    for outcome in OUTCOMES:
+        await log.write(Entry("user:ann", "jobs.cancel", outcome, outcome=outcome))
+    await desk.let_pass("homing_audit", 10 * 86400, "at")
+    await log.write(Entry("user:ann", "jobs.cancel", "young"))
+    queries = load_queries("homing.access", desk.database.dialect)
+    rows = PrunableRows(desk.database, queries, "audit", OUTCOMES)
+    ages = {"done": 5 * 86400, "refused": 5 * 86400, "failed": 20 * 86400}
+    window = await rows.window(ages, 0, 100)
+    assert window.last is not None
+    found = await rows.survey(ages, 0, window.last)
+    assert {one.state: one.count for one in found} == {"done": 1, "refused": 1}
+    ids = await rows.candidates(ages, 0, window.last, 100)
+    assert await rows.prune(ages, ids) == {"done": 1, "refused": 1}
+    assert [row["object"] for row in await log.page()] == ["young", "failed"]

@@ -1,13 +1,17 @@
-"""Homing itself: one worker of `open_events` without a rate limit, every other setting at its default."""
+"""Homing itself: one worker of `open_events` without a rate limit, every other setting at its default.
+
+Beside it `mail_outbox` with mails that say the same: what is left of the difference is the lane's own.
+"""
 
 from __future__ import annotations
 
 import tempfile
 
 from homing.app import Homing
+from homing.lines import Line
 from homing.proof.bench.contender import CONNECTIONS, Job
 from homing.proof.bench.homing_worker import settings_for
-from homing.proof.bench.sample_openings import fill_openings
+from homing.proof.bench.sample_openings import fill_openings, fill_same_mails
 
 
 class OnPostgres:
@@ -31,20 +35,42 @@ class OnPostgres:
         )
         first = Homing(settings)
         await first.migrate()
-        await fill_openings(first.notify_database, self._job.mails)
+        await self.fill(first)
         await first.close()
         self._homing = Homing(settings)
         await self._homing.require_schema()
 
     async def deliver(self) -> int:
-        return await self._homing.notify.worker().drain()
+        return await self.line().worker().drain()
+
+    def line(self) -> Line:
+        return self._homing.notify
+
+    async def fill(self, homing: Homing) -> None:
+        await fill_openings(homing.notify_database, self._job.mails)
+
+    async def sent(self) -> int:
+        return (await self._homing.notifications.counts())["sent"]
 
     async def close(self) -> None:
-        counts = await self._homing.notifications.counts()
-        assert counts["sent"] == self._job.mails, f"not all were sent: {counts}"
-        await self._homing.notify.deliverer.drain(0)
+        sent = await self.sent()
+        assert sent == self._job.mails, f"{sent} of {self._job.mails} were sent"
+        await self.line().deliverer.drain(0)
         await self._homing.close()
         self._folder.cleanup()
+
+
+class SameMails(OnPostgres):
+    """From the same template in `mail_outbox`, their variables given."""
+
+    async def fill(self, homing: Homing) -> None:
+        await fill_same_mails(homing.database, self._job.mails)
+
+    def line(self) -> Line:
+        return self._homing.mail
+
+    async def sent(self) -> int:
+        return (await self._homing.outbox.counts())["sent"]
 
 
 class OnSqlite(OnPostgres):

@@ -20,10 +20,12 @@ from homing.proof.bench.servers import fresh_database, postgres, smtp_sink
 from homing.testing.components.postgres import Postgres
 
 OUTBOX, OUTBOX_ON_SQLITE = "mail_outbox", "mail_outbox on SQLite"
+#: By `mail_outbox`, from the template of the notifications.
+SAME_MAILS = "the same mails"
 ENTRANTS = (
     Entrant(LIMIT, "limit:Limit", 1.0),
     Entrant(OUTBOX, "homing_worker:OnPostgres", 1.0),
-    Entrant("mail_outbox, templates", "homing_worker:WithTemplates", 1.0),
+    Entrant(SAME_MAILS, "notification_homing:SameMails", 1.0),
     Entrant(HOMING, "notification_homing:OnPostgres", 1.0),
     Entrant(OUTBOX_ON_SQLITE, "homing_worker:OnSqlite", 1.0),
     Entrant(ON_SQLITE, "notification_homing:OnSqlite", 1.0),
@@ -49,6 +51,8 @@ class NotificationTable(Struct, frozen=True):
     #: Notifications as a share of mails, round by round.
     of_mails: Series
     of_mails_on_sqlite: Series
+    #: As a share of mails that say the same, on PostgreSQL.
+    of_same_mails: Series
     fanouts: tuple[FanoutCost, ...]
     budgets: tuple[Budget, ...]
 
@@ -97,4 +101,5 @@ def table_of(lines: Sequence[Line], fanouts: Sequence[FanoutCost]) -> Notificati
         Budget("notifications, of the mails on PostgreSQL", of_mails.median, _SHARE, "least"),
         Budget("notifications, of the mails on SQLite", on_sqlite.median, _SHARE, "least"),
     )
-    return NotificationTable(tuple(lines), of_mails, on_sqlite, tuple(fanouts), budgets)
+    of_same = rates[HOMING].over(rates[SAME_MAILS])
+    return NotificationTable(tuple(lines), of_mails, on_sqlite, of_same, tuple(fanouts), budgets)

@@ -45,7 +45,7 @@ FROM numbers
 INSERT INTO subscriptions (subscription_id, section_id, term_id, campus_code, index_number, contact_type,
     contact_value, contact_hash, locale, status, is_verified)
 SELECT n, (n - 1) / :per_event + 1, '20269', 'NB', 'I' || ((n - 1) / :per_event + 1), 'email',
-    'user' || n || '@example.org', 'hash' || n, CASE WHEN n % 5 = 0 THEN 'zh-CN' ELSE 'en-US' END, 'active', 1
+    'user' || n || '@example.org', 'hash' || n, CASE WHEN n % 10 = 0 THEN 'zh-CN' ELSE 'en-US' END, 'active', 1
 FROM numbers
 
 -- name: notifications
@@ -53,7 +53,27 @@ FROM numbers
 INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key)
 SELECT (n - 1) / :per_event + 1, n, 'key' || ((n - 1) / :per_event + 1)
 FROM numbers
+
+-- name: same_mails
+{numbers}
+INSERT INTO mail_outbox (from_address, to_address, template, locale, variables)
+SELECT 'seats@example.com', 'user' || n || '@example.org', 'open-seat',
+    CASE WHEN n % 10 = 0 THEN 'zh-CN' ELSE 'en-US' END,
+    CAST('{"courseTitle":"Data Structures ' || n || '","courseString":"01:198:' || n || '","sectionIndex":"I' || n
+        || '","sectionNumber":"03","campus":"NB","meetingSummary":"Monday 10:20-11:40 BUS HLL-114",'
+        || '"eventDetectedAt":"2026-11-16T10:12:00.000Z","eventDetectedText":"Mon, Nov 16, 10:12 AM UTC",'
+        || '"manageUrl":"https://seats.example.com/subscriptions/' || n || '?token=bQGqjB3wYx3bSkFQm1hKcQ5l7Xo9",'
+        || '"unsubscribeUrl":"https://seats.example.com/unsubscribe?token=dQGqjB3wYx3bSkFQm1hKcQ5l7Xo9"}'
+        AS json)
+FROM numbers
 """
+
+
+async def fill_same_mails(database: Database, count: int) -> None:
+    """Mails that say the same, as `mail_outbox` would send them."""
+    text = _FILL if database.dialect == "postgres" else _FILL.replace("AS json", "AS text")
+    queries = {query.name: query for query in parse_queries(text, database.dialect)}
+    await database.fetch(queries["same_mails"], {"count": count})
 
 
 async def fill_openings(database: Database, count: int, per_event: int = PER_EVENT) -> None:

@@ -50,7 +50,8 @@ def notification_table(result: NotificationTable) -> RenderableType:
             f"{cost.waited_ms.median:,.0f}", f"{cost.stalled_ms.median:,.0f}",
         )  # fmt: skip
     race = RaceTable(result.lines, (), ())
-    return Group(_race_table(race, "notifications/s"), fanouts, budget_lines(result.budgets))
+    same = f"{result.of_same_mails.median:.2f} of what mail_outbox does with the same mails."
+    return Group(_race_table(race, "sent/s"), same, fanouts, budget_lines(result.budgets))
 
 
 def router_table(result: RouterTable) -> RenderableType:

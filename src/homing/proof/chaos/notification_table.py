@@ -17,7 +17,8 @@ _FENCES = "SELECT notification_id, coalesce(claim_seq, 0) FROM open_event_notifi
 _OPEN = "SELECT count(*) FROM open_event_notifications WHERE lower(fanout_status) IN ('pending', 'failed')"
 _ENDS = """
 SELECT n.notification_id, s.contact_value, lower(n.fanout_status), n.fanout_attempts,
-    coalesce(n.claim_seq, 0), n.locked_by IS NOT NULL OR n.locked_at IS NOT NULL, n.error, n.last_attempt_at IS NOT NULL,
+    coalesce(n.claim_seq, 0), n.locked_by IS NOT NULL OR n.locked_at IS NOT NULL, n.error,
+    n.last_attempt_at IS NOT NULL,
     s.last_notified_at IS NOT NULL, s.status, s.last_known_section_status,
     (SELECT count(*) FROM subscription_events AS t WHERE t.subscription_id = s.subscription_id
        AND t.event_type = 'notify_sent' AND t.section_status_snapshot = 'OPEN'),

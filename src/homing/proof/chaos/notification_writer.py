@@ -4,8 +4,8 @@
 
 It knows nothing of Homing, not even by import: sqlite3 or asyncpg is all that it has. Students subscribe,
 sections open, and each in a transaction of its own; now and then one of these is held open for seconds.
-Beside that it does what operators do by hand: it puts back what has failed or waits, and takes away locks that
-are too old. All that it did, and how long it was kept waiting, it writes into its diary.
+Beside that it does what operators do by hand: it puts back what has failed or waits, and takes away locks
+that are too old. All that it did, and how long it was kept waiting, it writes into its diary.
 
 SIGUSR1 makes a large section open at once, SIGTERM ends it.
 """
