@@ -6,6 +6,7 @@ through the log. Addresses, subjects and bodies are in no event. `docs/telemetry
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -243,7 +244,7 @@ class _LineWriter:
     def event(self, level: int, name: str, fields: Mapping[str, Any]) -> None:
         """As the logger would write it."""
         if level >= self._level:
-            self.msg(_encoder.encode({"time": _now(), "level": _LEVELS[level], "event": name, **fields}))
+            self.msg(_line({"time": _now(), "level": _LEVELS[level], "event": name, **fields}))
 
     def msg(self, line: bytes) -> None:
         if self._held is not None:
@@ -284,8 +285,16 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 _LEVELS = {logging.INFO: "info", logging.WARNING: "warning"}
 
 
+def _line(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return _encoder.encode(fields)
+    except UnicodeEncodeError:
+        # Half a character, from somebody else's JSON: a line that cannot be written must not stop the work.
+        return json.dumps(fields, default=str).encode()
+
+
 def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> bytes:
-    return _encoder.encode(
+    return _line(
         {"time": event.pop("time"), "level": event.pop("level"), "event": event.pop("event"), **event}
     )
 
