@@ -52,12 +52,13 @@ bench: $(INSTALLED_DEV) ## measure mails, webhooks and brokers beside their limi
 	@$(BIN)/homing bench mail $(ARGS); mail=$$?; \
 	$(BIN)/homing bench webhook $(ARGS); webhook=$$?; \
 	$(BIN)/homing bench emails $(ARGS); emails=$$?; \
+	$(BIN)/homing bench notifications $(ARGS); notifications=$$?; \
 	$(BIN)/homing bench router $(ARGS); router=$$?; \
 	$(BIN)/homing bench mongo; mongo=$$?; \
 	$(BIN)/homing bench create $(ARGS); create=$$?; \
 	$(BIN)/homing bench scale; scale=$$?; \
 	$(BIN)/homing bench scale --lane dispatch_jobs; jobs=$$?; \
-	test $$mail$$webhook$$emails$$router$$mongo$$create$$scale$$jobs = 00000000
+	test $$mail$$webhook$$emails$$notifications$$router$$mongo$$create$$scale$$jobs = 000000000
 
 bench-scale: $(INSTALLED_DEV) ## measure claims as the table grows to 10,000,000 rows
 	@$(BIN)/homing bench scale --rows 10000 --rows 1000000 --rows 10000000 $(ARGS)

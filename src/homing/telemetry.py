@@ -290,7 +290,7 @@ def _line(fields: Mapping[str, Any]) -> bytes:
         return _encoder.encode(fields)
     except UnicodeEncodeError:
         # Half a character, from somebody else's JSON: a line that cannot be written must not stop the work.
-        return json.dumps(fields, default=str).encode()
+        return json.dumps(fields, default=str, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> bytes:

@@ -28,7 +28,7 @@ from homing.proof.chaos.table import Held
 
 SHORT = NotificationPlan(
     notifications=600, kills=2, waits_for_locks=False, stops=0, pause=0.5, holds=1, longest_hold=1.0,
-    refuse=0.2, leaving=0.02, wait_limit=30.0, seed=1,
+    refuse=0.2, leaving=0.02, retry_ms=400, wait_limit=30.0, seed=1,
 )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def assert_kept(verdict: Verdict) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.clause("NTF-01", "NTF-03", "NTF-16", "NTF-17")
 async def test_workers_killed_beside_another_program_lose_nothing_and_count_every_attempt(
     sqlite_url: str, tmp_path: Path
@@ -53,6 +54,7 @@ async def test_workers_killed_beside_another_program_lose_nothing_and_count_ever
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.clause("NTF-01", "NTF-03")
 async def test_the_same_on_postgres_with_workers_that_are_told_to_stop(
     postgres_url: str, tmp_path: Path

@@ -36,6 +36,7 @@ class ForeignWorker:
         self.name = name
         self.sent: list[int] = []
         self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA synchronous = OFF")
 
     def work(self, until: Callable[[], bool]) -> None:
         with closing(self._connection):

@@ -45,7 +45,8 @@ FROM numbers
 INSERT INTO subscriptions (subscription_id, section_id, term_id, campus_code, index_number, contact_type,
     contact_value, contact_hash, locale, status, is_verified)
 SELECT n, (n - 1) / :per_event + 1, '20269', 'NB', 'I' || ((n - 1) / :per_event + 1), 'email',
-    'user' || n || '@example.org', 'hash' || n, CASE WHEN n % 10 = 0 THEN 'zh-CN' ELSE 'en-US' END, 'active', 1
+    'user' || n || '@example.org', 'hash' || n, CASE WHEN n % 10 = 0 THEN 'zh-CN' ELSE 'en-US' END,
+    'active', 1
 FROM numbers
 
 -- name: notifications
@@ -59,10 +60,12 @@ FROM numbers
 INSERT INTO mail_outbox (from_address, to_address, template, locale, variables)
 SELECT 'seats@example.com', 'user' || n || '@example.org', 'open-seat',
     CASE WHEN n % 10 = 0 THEN 'zh-CN' ELSE 'en-US' END,
-    CAST('{"courseTitle":"Data Structures ' || n || '","courseString":"01:198:' || n || '","sectionIndex":"I' || n
-        || '","sectionNumber":"03","campus":"NB","meetingSummary":"Monday 10:20-11:40 BUS HLL-114",'
+    CAST('{"courseTitle":"Data Structures ' || n || '","courseString":"01:198:' || n
+        || '","sectionIndex":"I' || n || '","sectionNumber":"03","campus":"NB",'
+        || '"meetingSummary":"Monday 10:20-11:40 BUS HLL-114",'
         || '"eventDetectedAt":"2026-11-16T10:12:00.000Z","eventDetectedText":"Mon, Nov 16, 10:12 AM UTC",'
-        || '"manageUrl":"https://seats.example.com/subscriptions/' || n || '?token=bQGqjB3wYx3bSkFQm1hKcQ5l7Xo9",'
+        || '"manageUrl":"https://seats.example.com/subscriptions/' || n
+        || '?token=bQGqjB3wYx3bSkFQm1hKcQ5l7Xo9",'
         || '"unsubscribeUrl":"https://seats.example.com/unsubscribe?token=dQGqjB3wYx3bSkFQm1hKcQ5l7Xo9"}'
         AS json)
 FROM numbers

@@ -66,6 +66,8 @@ class NotificationPlan(FaultPlan, frozen=True, kw_only=True):
     #: How many addresses the sink refuses at first. Who is refused twice has used up all attempts.
     refuse: float = 0.15
     leaving: float = 0.01
+    #: Milliseconds until who was refused is tried again.
+    retry_ms: int = 1500
     connections: int = 10
     #: Rows that one worker holds.
     batch: int = 60
@@ -162,7 +164,8 @@ def _environment(plan: NotificationPlan, database_url: str, mail_url: str) -> di
         homing_mail_connections=plan.connections, homing_notify_batch=plan.batch,
         homing_notify_rate_per_second=0, homing_notify_lock_ttl_seconds=plan.lock_ttl,
         # One call of the sink is one attempt; who was refused waits for a while, and may be put back then.
-        homing_notify_send_retries_ms=0, homing_notify_max_attempts=2, homing_notify_retry_schedule_ms=1500,
+        homing_notify_send_retries_ms=0, homing_notify_max_attempts=2,
+        homing_notify_retry_schedule_ms=plan.retry_ms,
     )  # fmt: skip
 
 
