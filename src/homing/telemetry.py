@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import platform
 import sys
 import time
 import traceback
@@ -16,21 +18,63 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, BinaryIO, Literal, TextIO
+from typing import Any, BinaryIO, Generic, Literal, TextIO, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from homing import __version__
+
 LogFormat = Literal["auto", "json", "console"]
+Value = TypeVar("Value")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
 
 #: Whoever puts an order's number into the type must not fill the memory of Prometheus.
 _MOST_JOB_KINDS = 500
+#: Targets with a label of their own, for the same reason.
+_MOST_TARGETS = 100
 #: As much of a stack as it takes to find the place.
 _FRAMES = 12
+
+#: What each metric is, and its labels. A counter is exposed as homing_…_total, a histogram as
+#: homing_…_seconds.
+_COUNTERS = {
+    "attempts": ("Attempts by outcome.", "lane outcome error_code"),
+    "retries": ("Attempts that are to be repeated.", "lane"),
+    "dead": ("Messages given up after an attempt: refused for good, or no attempts left.", "lane"),
+    "claimed": ("Rows claimed.", "lane"),
+    "lease_losses": ("Claims that another worker took over.", "lane"),
+    "stale_settles": ("Attempts whose row had been taken over: nothing was written of them.", "lane"),
+    "rescues": ("Rows taken back from workers that died.", "lane"),
+    "swept": ("Rows ended without an attempt.", "lane state"),
+    "pruned_rows": ("Rows deleted because they were old enough.", "lane state"),
+    "enqueued": ("Rows put in by us.", "lane"),
+    "jobs_settled": ("Attempts at dispatch jobs by the state that they led to.", "source type state"),
+    "breaker_openings": ("Targets left alone because they kept failing.", "target"),
+    "router_messages": ("Messages that the router took from queues, by what became of them.", "pool outcome"),
+    "emails_requeued": ("Emails that the scheduler put into the queue again.", ""),
+    "emails_dead": ("Emails given up, by reason.", "reason"),
+    "log_events": ("Log events by name, but those that are written for every message.", "event level"),
+}
+_GAUGES = {
+    "messages": ("Rows by state.", "lane state"),
+    "oldest_due_age_seconds": ("How long the oldest due row has waited.", "lane"),
+    "in_flight": ("Claims held by this process.", "lane"),
+    "router_running": ("Messages that a pool processes now.", "pool"),
+    "last_claim_timestamp_seconds": (
+        "When the database last answered a claim.",
+        "lane",
+    ),
+    "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
+    "build_info": ("Always 1; the labels tell what is running.", "version python"),
+}
+_HISTOGRAMS = {
+    "attempt_duration": ("From the start of an attempt to its outcome.", "lane"),
+    "claim_duration": ("One claim statement.", "lane"),
+}
 
 
 class Attempted(Struct, frozen=True):
@@ -55,100 +99,141 @@ class Attempted(Struct, frozen=True):
     fields: Mapping[str, Any]
 
 
+class _Metrics:
+    """What the catalogue names, in a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.counters = {
+            name: Counter(f"homing_{name}_total", told, labels.split(), registry=registry)
+            for name, (told, labels) in _COUNTERS.items()
+        }
+        self.gauges = {
+            name: Gauge(f"homing_{name}", told, labels.split(), registry=registry)
+            for name, (told, labels) in _GAUGES.items()
+        }
+        self.histograms = {
+            name: Histogram(
+                f"homing_{name}_seconds", told, labels.split(), buckets=_SECONDS, registry=registry
+            )
+            for name, (told, labels) in _HISTOGRAMS.items()
+        }
+
+
+class _OfLane:
+    """What is counted of one lane.
+
+    All are made together, so that each begins with a zero: a counter that appears with its first event has
+    not risen, as Prometheus sees it, and nobody would be alerted.
+    """
+
+    def __init__(self, metrics: _Metrics, lane: str) -> None:
+        self.observe_attempt = metrics.histograms["attempt_duration"].labels(lane).observe
+        self._observe_claim = metrics.histograms["claim_duration"].labels(lane).observe
+        counters = metrics.counters
+        self._count_claimed = counters["claimed"].labels(lane).inc
+        self._count_retry = counters["retries"].labels(lane).inc
+        self._count_dead = counters["dead"].labels(lane).inc
+        self.count_lease_loss = counters["lease_losses"].labels(lane).inc
+        self._count_stale_settle = counters["stale_settles"].labels(lane).inc
+        self.count_rescues = counters["rescues"].labels(lane).inc
+        # Plain numbers, read when somebody scrapes: to set a gauge takes a lock. None of them is there yet.
+        self._claimed_at = self.succeeded_at = math.nan
+        metrics.gauges["last_claim_timestamp_seconds"].labels(lane).set_function(lambda: self._claimed_at)
+        metrics.gauges["last_success_timestamp_seconds"].labels(lane).set_function(lambda: self.succeeded_at)
+
+    def claimed(self, count: int, seconds: float) -> None:
+        self._observe_claim(seconds)
+        self._count_claimed(count)
+        self._claimed_at = time.time()
+
+    def failed(self, event: Attempted) -> None:
+        if not event.settled:
+            self.count_lease_loss()
+            self._count_stale_settle()
+        elif event.settlement == "retry_in":
+            self._count_retry()
+        elif event.settlement == "bury":
+            self._count_dead()
+
+
+class _CountedLog:
+    """A logger that counts what goes through it by name: of every event an alert can be made."""
+
+    def __init__(self, logger: Any, count: Counter) -> None:
+        self._logger = logger
+        self._count = count
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        self._count.labels(event, "info").inc()
+        self._logger.info(event, **fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        self._count.labels(event, "warning").inc()
+        self._logger.warning(event, **fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        self._count.labels(event, "error").inc()
+        self._logger.error(event, **fields)
+
+
+class _Known(Generic[Value]):
+    """The first so many values that come; those after them are `other`."""
+
+    def __init__(self, most: int, other: Value) -> None:
+        self._most, self._other = most, other
+        self._values: set[Value] = set()
+
+    def name(self, value: Value) -> Value:
+        if value in self._values:
+            return value
+        if len(self._values) >= self._most:
+            return self._other
+        self._values.add(value)
+        return value
+
+
 class Telemetry:
     """Where the engine and the lanes report to."""
 
     def __init__(self, logger: Any = None, registry: CollectorRegistry | None = None) -> None:
-        self.log = logger if logger is not None else structlog.get_logger()
-        sink = getattr(self.log, "_logger", None)
+        #: For what is written for every message: it has metrics of its own.
+        self._plain_log = logger if logger is not None else structlog.get_logger()
+        sink = getattr(self._plain_log, "_logger", None)
         self._lines = sink if isinstance(sink, _LineWriter) else None
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._define_metrics(self.registry)
+        metrics = _Metrics(self.registry)
+        self._counters, self._gauges = metrics.counters, metrics.gauges
+        self.log = _CountedLog(self._plain_log, self._counters["log_events"])
+        self.in_flight, self.backlog = self._gauges["in_flight"], self._gauges["messages"]
+        self.oldest_due = self._gauges["oldest_due_age_seconds"]
+        self._gauges["build_info"].labels(__version__, platform.python_version()).set(1)
         # A labels() call looks its child up under a lock; the hot path keeps the few it needs.
-        self._attempts_of = lru_cache(maxsize=1024)(self._attempts.labels)
-        self._jobs_of = lru_cache(maxsize=4096)(self._jobs.labels)
-        self._job_kinds: set[tuple[str, str]] = set()
-        self._seconds_of = lru_cache(maxsize=64)(self._attempt_seconds.labels)
-
-    def _define_metrics(self, registry: CollectorRegistry) -> None:
-        self._attempts = Counter(
-            "homing_attempts_total",
-            "Attempts by outcome.",
-            ["lane", "outcome", "error_code"],
-            registry=registry,
+        self._count_attempt = lru_cache(maxsize=1024)(
+            lambda *labels: metrics.counters["attempts"].labels(*labels).inc
         )
-        self._attempt_seconds = Histogram(
-            "homing_attempt_duration_seconds", "From the start of an attempt to its outcome.", ["lane"],
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self._claim_seconds = Histogram(
-            "homing_claim_duration_seconds", "One claim statement.", ["lane"],
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self._claimed = Counter("homing_claimed_total", "Rows claimed.", ["lane"], registry=registry)
-        self._lease_losses = Counter(
-            "homing_lease_losses_total", "Claims that another worker took over.", ["lane"], registry=registry
-        )
-        self._rescues = Counter(
-            "homing_rescues_total", "Rows taken back from workers that died.", ["lane"], registry=registry
-        )
-        self._swept = Counter(
-            "homing_swept_total", "Rows ended without an attempt.", ["lane", "state"], registry=registry
-        )
-        self._enqueued = Counter("homing_enqueued_total", "Rows put in by us.", ["lane"], registry=registry)
-        self._jobs = Counter(
-            "homing_jobs_settled_total",
-            "Attempts at dispatch jobs by the state that they led to.",
-            ["source", "type", "state"],
-            registry=registry,
-        )
-        self._breakers = Counter(
-            "homing_breaker_openings_total",
-            "Targets left alone because they kept failing.",
-            registry=registry,
-        )
-        self._routed = Counter(
-            "homing_router_messages_total",
-            "Messages that the router took from queues, by what became of them.",
-            ["pool", "outcome"],
-            registry=registry,
-        )
-        self._router_running = Gauge(
-            "homing_router_running", "Messages that a pool processes now.", ["pool"], registry=registry
-        )
-        self._emails_requeued = Counter(
-            "homing_emails_requeued_total",
-            "Emails that the scheduler put into the queue again.",
-            registry=registry,
-        )
-        self._emails_dead = Counter(
-            "homing_emails_dead_total", "Emails given up, by reason.", ["reason"], registry=registry
-        )
-        self.in_flight = Gauge(
-            "homing_in_flight", "Claims held by this process.", ["lane"], registry=registry
-        )
-        self.backlog = Gauge("homing_messages", "Rows by state.", ["lane", "state"], registry=registry)
-        self.oldest_due = Gauge(
-            "homing_oldest_due_age_seconds",
-            "How long the oldest due row has waited.",
-            ["lane"],
-            registry=registry,
-        )
+        self._jobs_of = lru_cache(maxsize=4096)(self._counters["jobs_settled"].labels)
+        self._lane = lru_cache(maxsize=64)(lambda lane: _OfLane(metrics, lane))
+        self._job_kinds = _Known(_MOST_JOB_KINDS, ("other", "other"))
+        self._targets = _Known(_MOST_TARGETS, "other")
 
     def attempted(self, event: Attempted) -> None:
-        self._attempts_of(event.lane, event.outcome, event.error_code or "").inc()
-        self._seconds_of(event.lane).observe(event.seconds)
-        if not event.settled:
-            self._lease_losses.labels(event.lane).inc()
+        self._count_attempt(event.lane, event.outcome, event.error_code or "")()
+        lane = self._lane(event.lane)
+        lane.observe_attempt(event.seconds)
         well = event.outcome == "delivered" and event.settled
+        if well:
+            lane.succeeded_at = time.time()
+        else:
+            lane.failed(event)
+        # The duration is rounded by hand: round() takes as long as a counter.
         fields = {
             "lane": event.lane, "id": event.id, "claim_seq": event.claim_seq, "attempt": event.attempt,
             "outcome": event.outcome, "settlement": event.settlement, "settled": event.settled,
-            "charged": event.charged, "duration_ms": round(event.seconds * 1000, 2),
+            "charged": event.charged, "duration_ms": int(event.seconds * 100_000 + 0.5) / 100,
             "error_code": event.error_code, "error": event.error, "retry_in": event.retry_in, **event.fields,
         }  # fmt: skip
         if self._lines is None:
-            (self.log.info if well else self.log.warning)("delivery.attempted", **fields)
+            (self._plain_log.info if well else self._plain_log.warning)("delivery.attempted", **fields)
         else:
             # The one line that is written for every message: past the logger's layers it costs half.
             self._lines.event(logging.INFO if well else logging.WARNING, "delivery.attempted", fields)
@@ -166,43 +251,41 @@ class Telemetry:
             self._lines.release()
 
     def claimed(self, lane: str, count: int, seconds: float) -> None:
-        self._claim_seconds.labels(lane).observe(seconds)
-        self._claimed.labels(lane).inc(count)
+        self._lane(lane).claimed(count, seconds)
 
     def lease_lost(self, lane: str, id: int, claim_seq: int) -> None:
-        self._lease_losses.labels(lane).inc()
+        self._lane(lane).count_lease_loss()
         self.log.warning("lease.lost", lane=lane, id=id, claim_seq=claim_seq)
 
     def rescued(self, lane: str, requeued: int, charged: int) -> None:
-        self._rescues.labels(lane).inc(requeued + charged)
+        self._lane(lane).count_rescues(requeued + charged)
         self.log.warning("lease.rescued", lane=lane, requeued=requeued, charged=charged)
 
     def swept(self, lane: str, ended: Mapping[str, int]) -> None:
         for state, count in ended.items():
-            self._swept.labels(lane, state).inc(count)
+            self._counters["swept"].labels(lane, state).inc(count)
         self.log.info("lane.swept", lane=lane, **ended)
+
+    def pruned(self, lane: str, state: str, count: int) -> None:
+        self._counters["pruned_rows"].labels(lane, state).inc(count)
+        self.log.info("retention.pruned", lane=lane, state=state, count=count)
 
     def job_settled(self, source: str, type: str, state: str) -> None:
         """By source and type, as the specification wants it; beyond some hundreds they are `other`."""
-        key = (source, type)
-        if key not in self._job_kinds:
-            if len(self._job_kinds) >= _MOST_JOB_KINDS:
-                key = ("other", "other")
-            else:
-                self._job_kinds.add(key)
-        self._jobs_of(*key, state).inc()
+        self._jobs_of(*self._job_kinds.name((source, type)), state).inc()
 
     def breaker_opened(self, target: str) -> None:
-        self._breakers.inc()
+        # Without the number of its credentials: one host is one label.
+        self._counters["breaker_openings"].labels(self._targets.name(target.partition("#")[0])).inc()
         self.log.warning("breaker.opened", target=target)
 
     def routed(self, pool: str, outcome: str) -> None:
         """done, later, failed, no_room, duplicate, malformed"""
-        self._routed.labels(pool, outcome).inc()
+        self._counters["router_messages"].labels(pool, outcome).inc()
 
     def router_pool(self, pool: str, running: Callable[[], int]) -> None:
         """Asked when somebody looks."""
-        self._router_running.labels(pool).set_function(running)
+        self._gauges["router_running"].labels(pool).set_function(running)
 
     def email_scheduled(
         self, id: int, attempts: int, due_at: object, *, reason: str | None, again: bool = False
@@ -210,21 +293,21 @@ class Telemetry:
         """One action of the scheduler, in the words of its specification: published, or why it was not."""
         published = reason is None
         if published and again:
-            self._emails_requeued.inc()
+            self._counters["emails_requeued"].inc()
         fields = {
             "EmailId": id, "AttemptCount": attempts, "NextAttemptAt": due_at, "Published": published,
             "Reason": reason,
         }  # fmt: skip
         if self._lines is None:
-            (self.log.info if published else self.log.warning)("email.scheduled", **fields)
+            (self._plain_log.info if published else self._plain_log.warning)("email.scheduled", **fields)
         else:
             self._lines.event(logging.INFO if published else logging.WARNING, "email.scheduled", fields)
 
     def email_died(self, reason: str) -> None:
-        self._emails_dead.labels(reason).inc()
+        self._counters["emails_dead"].labels(reason).inc()
 
     def enqueued(self, lane: str, count: int) -> None:
-        self._enqueued.labels(lane).inc(count)
+        self._counters["enqueued"].labels(lane).inc(count)
 
     def crashed(self, event: str, bug: BaseException, **fields: Any) -> None:
         """Where a bug struck, but not its message: that may quote an address or a body."""

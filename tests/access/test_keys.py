@@ -13,7 +13,7 @@ from tests.access.desk import Desk, opened_desk
 from homing.access.key_text import make_key
 from homing.access.keys import IssuedKey, KeyOrder
 from homing.access.principal import Principal
-from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.errors import InvalidRequest, NotAllowed, NotFound, Unreachable
 
 OLD, NEW = b64encode(b"o" * 32).decode(), b64encode(b"n" * 32).decode()
 
@@ -88,6 +88,25 @@ async def test_a_revoked_key_is_refused_here_at_once_and_elsewhere_within_second
         ("cli:ann", "keys.create", id, "done"),
         ("cli:bo", "keys.revoke", id, "done"),
     ]
+
+
+async def test_while_the_database_is_away_what_was_known_may_do_where_it_is_said_to(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise Unreachable("gone")
+
+    keys, issued = desk.access.keys, await make(desk)
+    assert isinstance(await keys.authenticate(issued.key), Principal)
+    await keys.drained()
+    monkeypatch.setattr(desk.database, "fetch", away)
+    assert isinstance(await keys.authenticate(issued.key), Principal), "from memory"
+    desk.now += 10
+    with pytest.raises(Unreachable):
+        await keys.authenticate(issued.key)
+    assert isinstance(await keys.authenticate(issued.key, in_outage=11), Principal)
+    with pytest.raises(Unreachable):
+        await keys.authenticate(issued.key, in_outage=9)
 
 
 async def test_the_last_use_is_written_at_most_once_a_minute(desk: Desk) -> None:

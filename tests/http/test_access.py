@@ -298,7 +298,14 @@ async def test_the_log_is_read_by_the_api(door: Door) -> None:
     assert (await door.ask("GET", "/api/audit?who=cli:test", key)).json()["items"][0][
         "action"
     ] == "keys.create"
-    for wrong in ("limit=0", "limit=501", "since=2026-01-01T00:00:00", "before=-1", "who=%00"):
+    for wrong in (
+        "limit=0",
+        "limit=501",
+        "since=2026-01-01T00:00:00",
+        "since=0001-01-01T00:00:00Z",
+        "before=-1",
+        "who=%00",
+    ):
         assert (await door.ask("GET", f"/api/audit?{wrong}", key)).status_code == 400
 
 

@@ -69,7 +69,8 @@ async def test_a_browser_is_shown_the_login_and_led_on(door: Door) -> None:
         assert (await door.client.get(name)).status_code == 200, name
     answer = await log_in(door, next="/docs")
     assert (answer.status_code, answer.headers["location"]) == (303, "/docs")
-    assert (await door.client.get("/docs")).status_code == 200
+    shown = await door.client.get("/docs")
+    assert (shown.status_code, shown.headers["cache-control"]) == (200, "no-store")
     me = (await door.client.get("/api/access/me")).json()
     assert (me["kind"], me["name"], me["role"]) == ("user", "operator", "operator")
 

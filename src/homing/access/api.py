@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Controller, Request, get
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery, QueryParameter
 from msgspec import Struct
 
@@ -18,6 +19,30 @@ from homing.errors import InvalidRequest
 
 _MOST_LISTED = 500
 _LARGEST_ID = 2**63 - 1
+
+
+class ErrorDetail(Struct, frozen=True):
+    code: str
+    message: str
+    details: dict[str, Any]
+
+
+class ErrorReply(Struct, frozen=True):
+    error: ErrorDetail
+
+
+_DESCRIPTIONS = {
+    400: "Something is wrong with the request; the message says what, and how to mend it",
+    401: "A key is needed, and none that counts was given",
+    403: "The key lacks the scope that the message names",
+}
+
+
+def _errors(*statuses: int) -> dict[int, ResponseSpec]:
+    return {
+        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
+        for status in statuses
+    }
 
 
 class Me(Struct, frozen=True):
@@ -57,12 +82,22 @@ class AccessApi(Controller):
     path = "/api"
     tags = ("access",)
 
-    @get("/access/me", summary="Who asks, and what they may do", opt={"scope": "known"})
+    @get(
+        "/access/me",
+        summary="Who asks, and what they may do",
+        opt={"scope": "known"},
+        responses=_errors(401, 403),
+    )
     async def me(self, request: Request[Any, Any, Any]) -> Me:
         who: Principal = request.user
         return Me(who.kind, who.id, who.name, who.role, sorted(who.scopes))
 
-    @get("/audit", summary="What was done, newest first", opt={"scope": "ops"})
+    @get(
+        "/audit",
+        summary="What was done, newest first",
+        opt={"scope": "ops"},
+        responses=_errors(400, 401, 403),
+    )
     async def audit(
         self,
         access: NamedDependency[Access],
@@ -76,8 +111,8 @@ class AccessApi(Controller):
             raise InvalidRequest(f"limit must be from 1 to {_MOST_LISTED}", "limit")
         if before is not None and not 0 <= before <= _LARGEST_ID:
             raise InvalidRequest("before is the id that the last page ended with", "before")
-        if since is not None and since.tzinfo is None:
-            raise InvalidRequest("since needs a zone, such as 2026-01-31T12:00:00Z", "since")
+        if since is not None and (since.tzinfo is None or not 1970 <= since.year < 9999):
+            raise InvalidRequest("since is a time with its zone, such as 2026-01-31T12:00:00Z", "since")
         if who is not None and "\x00" in who:
             raise InvalidRequest("who: no NUL character is possible", "who")
         rows = await access.audit.page(since=since, who=who, before=before, limit=limit)

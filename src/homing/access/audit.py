@@ -48,7 +48,7 @@ class AuditLog:
         self._database, self._telemetry, self._monotonic = database, telemetry, monotonic
         self._queries = load_queries(__package__ or "", database.dialect)
         self._insert: Batched[Entry, None] = Batched(self._insert_all)
-        self._counted: dict[Entry, int] = {}
+        self._counted: dict[tuple[str, str, str | None, Outcome], int] = {}
         self._counting: asyncio.Task[None] | None = None
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
@@ -72,9 +72,10 @@ class AuditLog:
     def _report(self, entry: Entry, error: str) -> None:
         self._telemetry.log.error("audit.failed", error=error, **_told(entry))
 
-    def count(self, entry: Entry) -> None:
+    def count(self, who: str, action: str, address: str | None, outcome: Outcome) -> None:
         """Of calls that come by the thousand, one entry with their number for every ten seconds."""
-        self._counted[entry] = self._counted.get(entry, 0) + 1
+        call = (who, action, address, outcome)
+        self._counted[call] = self._counted.get(call, 0) + 1
         if self._counting is None:
             self._counting = asyncio.get_running_loop().create_task(self._write_counted_later())
 
@@ -92,7 +93,10 @@ class AuditLog:
 
     async def _write_counted(self) -> None:
         counted, self._counted = self._counted, {}
-        entries = [msgspec.structs.replace(entry, detail={"calls": n}) for entry, n in counted.items()]
+        entries = [
+            Entry(who, action, address=address, detail={"calls": calls}, outcome=outcome)
+            for (who, action, address, outcome), calls in counted.items()
+        ]
         await asyncio.gather(*(self.write(entry) for entry in entries))
 
     async def _insert_all(self, entries: Sequence[Entry]) -> list[None]:

@@ -71,12 +71,15 @@ class ApiKeys:
 
     # ── with every request ───────────────────────────────────────────────────────────────────────
 
-    async def authenticate(self, text: str) -> Principal | Denial:
-        """Who it is, or why not. An unknown id takes as long as a wrong secret."""
+    async def authenticate(self, text: str, *, in_outage: float = 0.0) -> Principal | Denial:
+        """Who it is, or why not. An unknown id takes as long as a wrong secret.
+
+        While the database is away, what was known `in_outage` seconds ago counts.
+        """
         id = id_of(text)
         if id is None:
             return "unknown"
-        known = await self._known.get(id)
+        known = await self._known.get(id, in_outage=in_outage)
         matches = self._hashes.match(known.hash if known is not None else None, text)
         if known is None or not matches:
             return "unknown"

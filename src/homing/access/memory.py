@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from homing.engine.coalesce import Batched, Coalescer
 from homing.engine.model import Monotonic
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, Unreachable
 
 Value = TypeVar("Value")
 
@@ -34,12 +34,18 @@ class Remembered(Generic[Value]):
         #: Oldest first; with the moment at which its load began.
         self._entries: dict[str, tuple[float, Value]] = {}
 
-    async def get(self, key: str) -> Value:
+    async def get(self, key: str, *, in_outage: float = 0.0) -> Value:
+        """While the database is away, what was known `in_outage` seconds ago may do."""
         began = self._monotonic()
         known = self._entries.get(key)
         if known is not None and began - known[0] < self._keeps:
             return known[1]
-        value = await self._load(key)
+        try:
+            value = await self._load(key)
+        except Unreachable:
+            if known is not None and began - known[0] < in_outage:
+                return known[1]
+            raise
         self.forget(key)
         self._entries[key] = (began, value)
         if len(self._entries) > _MOST_KEPT:

@@ -267,7 +267,7 @@ class Pruner:
         for step in self._steps:
             await self._guarded(step, deleted)
         for (lane, state), count in deleted.items():
-            self._telemetry.log.info("retention.pruned", lane=lane, state=state, count=count)
+            self._telemetry.pruned(lane, state, count)
         return deleted
 
     async def _guarded(self, step: Step, deleted: Counter[tuple[str, str]]) -> None:

@@ -14,16 +14,19 @@ mistake of ours: the application is not built with it.
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from litestar import Litestar, Request
+from litestar.datastructures import Headers
 from litestar.exceptions import NotAuthorizedException, TooManyRequestsException
 from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import ASGIMiddleware
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
+from msgspec import Struct
 
 from homing.access.audit import AuditLog, Entry, Outcome
 from homing.access.desk import Access
@@ -52,6 +55,8 @@ _FROM_ANYWHERE = frozenset({"/unsubscribe", "/confirm", "/subscriptions/{id}"})
 _BEARER = "bearer "
 _CSRF_HEADER = "x-csrf-token"
 _LONGEST_REPLY = 64 * 1024
+#: Seconds for which a key still reads metrics while the database is away: that is when they are needed.
+_OUTAGE = 3600.0
 _LOCAL = Principal("loopback", "loopback", "loopback", frozenset({"ops"}))
 _WHY = {
     "unknown": "this key is not known here",
@@ -99,96 +104,148 @@ def _is_preflight(method: str, handler: HTTPRouteHandler) -> bool:
 # ── the middleware ───────────────────────────────────────────────────────────────────────────────
 
 
+class _Route(Struct, frozen=True):
+    """What a handler's `opt` says, read once."""
+
+    action: str
+    needs: str
+    is_local: bool
+    audit: str
+    audit_body: tuple[str, ...]
+    audit_reply: tuple[str, ...]
+
+
+class _Visit(Struct, frozen=True):
+    """A request and who makes it."""
+
+    request: AnyRequest
+    headers: Headers
+    route: _Route
+    principal: Principal
+
+    @property
+    def changes(self) -> bool:
+        return self.request.method not in READING
+
+
 class AccessMiddleware(ASGIMiddleware):
     def __init__(self, access: Access, site: Site, *, rate_per_second: float = 0.0) -> None:
         self.access, self.site = access, site
         self._limits = RateLimits(rate_per_second)
+        self._routes: dict[Any, _Route] = {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         request: AnyRequest = Request(scope, receive, send)
+        # Once: Litestar makes them anew for everyone who asks.
+        headers = request.headers
         template = scope["path_template"]
         if template not in _FROM_ANYWHERE:
-            self.site.require_served(request)
+            self.site.require_served(headers.get("host", ""))
         if template in OPEN:
             if template not in _FROM_ANYWHERE:
-                refuse_foreign(request)
+                refuse_foreign(request.method, headers)
             await next_app(scope, receive, send)
             return
-        principal = await self._principal(request)
-        if principal is None and _wants_page(request):
+        route = self._route(request.route_handler)
+        principal = await self._principal(request, headers, route)
+        if principal is not None:
+            await self._serve(_Visit(request, headers, route, principal), next_app, send)
+        elif _wants_page(request, headers):
             page = login_page(request.url.path, status_code=401)
             await page.to_asgi_response(app=None, request=request)(scope, receive, send)
-            return
-        await self._serve(request, _required(principal), next_app, send)
+        else:
+            raise _unauthorized(
+                "a key is needed: Authorization: Bearer hom_…; `homing keys create` makes one"
+            )
 
-    async def _principal(self, request: AnyRequest) -> Principal | None:
+    def _route(self, handler: Any) -> _Route:
+        known = self._routes.get(handler)
+        if known is None:
+            known = self._routes[handler] = _read_route(handler)
+        return known
+
+    async def _principal(self, request: AnyRequest, headers: Headers, route: _Route) -> Principal | None:
+        given = headers.get("authorization")
+        # Before the database is asked: metrics are read while it is away, too.
+        if route.is_local and given is None and self.site.is_local(request):
+            return _LOCAL
         if self.site.bound_to_loopback and not await self.access.is_configured():
             return LOOPBACK
-        given = request.headers.get("authorization")
         if given is not None:
-            return await self._of_key(given)
-        token = self.site.session_cookie(request)
-        found = await self.access.sessions.find(token) if token is not None else None
-        if found is None and request.route_handler.opt.get("local") and self.site.is_local(request):
-            return _LOCAL
-        return found
+            return await self._of_key(given, _OUTAGE if route.is_local else 0.0)
+        token = self.site.session_cookie(request) if "cookie" in headers else None
+        return await self.access.sessions.find(token) if token is not None else None
 
-    async def _of_key(self, header: str) -> Principal:
-        if not header.lower().startswith(_BEARER):
+    async def _of_key(self, header: str, in_outage: float) -> Principal:
+        if header[: len(_BEARER)].lower() != _BEARER:
             raise _unauthorized("a key is needed: Authorization: Bearer hom_…")
-        found = await self.access.keys.authenticate(header[len(_BEARER) :].strip())
+        found = await self.access.keys.authenticate(header[len(_BEARER) :].strip(), in_outage=in_outage)
         if not isinstance(found, Principal):
             raise _unauthorized(_WHY[found], "invalid_token")
         return found
 
-    async def _serve(self, request: AnyRequest, principal: Principal, next_app: ASGIApp, send: Send) -> None:
-        request.scope["user"] = request.scope["auth"] = principal
-        allowance = self._allow(principal)
+    async def _serve(self, visit: _Visit, next_app: ASGIApp, send: Send) -> None:
+        visit.request.scope["user"] = visit.request.scope["auth"] = visit.principal
+        allowance = self._allow(visit.principal)
         try:
-            await self._require_allowed(request, principal)
+            await self._require_allowed(visit)
         except Forbidden:
-            if request.method not in READING:
-                await self.access.audit.write(_entry(request, principal, "refused", {"status": 403}))
+            if visit.changes:
+                await _write_down(self.access.audit, visit, 403)
             raise
-        answer = send if allowance is None else _with_headers(send, allowance.headers)
-        await self._call(request, principal, next_app, answer)
+        headers = allowance.headers if allowance is not None else {}
+        if visit.principal.kind == "user":
+            # Whoever sits down at this browser next must not go back to what was shown.
+            headers = {"Cache-Control": "no-store"}
+        await self._call(visit, next_app, _with_headers(send, headers) if headers else send)
 
     def _allow(self, principal: Principal) -> Allowance | None:
         if principal.kind != "key":
             return None
         allowance = self._limits.take(principal.id, principal.rate_per_second)
         if allowance is not None and allowance.retry_after:
-            wait = {"Retry-After": str(max(1, round(allowance.retry_after + 0.5)))}
+            wait = {"Retry-After": str(max(1, math.ceil(allowance.retry_after)))}
             raise TooManyRequestsException(
                 "this key asks too often; try again later", headers={**allowance.headers, **wait}
             )
         return allowance
 
-    async def _require_allowed(self, request: AnyRequest, principal: Principal) -> None:
-        refuse_foreign(request)
-        if principal.kind == "user" and request.method not in READING:
-            self.site.require_own_page(request)
-            await _require_token(request, principal.csrf)
-        needed = request.route_handler.opt.get("scope", KNOWN)
+    async def _require_allowed(self, visit: _Visit) -> None:
+        principal, needed = visit.principal, visit.route.needs
+        refuse_foreign(visit.request.method, visit.headers)
+        if principal.kind == "user" and visit.changes:
+            self.site.require_own_page(visit.request)
+            await _require_token(visit.request, principal.csrf)
         if not principal.may(needed):
             raise Forbidden(f"this needs the scope {needed}, which {principal.who} does not have")
 
-    async def _call(self, request: AnyRequest, principal: Principal, next_app: ASGIApp, send: Send) -> None:
-        if request.method in READING:
+    async def _call(self, visit: _Visit, next_app: ASGIApp, send: Send) -> None:
+        request = visit.request
+        if not visit.changes:
             await next_app(request.scope, request.receive, send)
             return
-        body = await _shallow_body(request)
-        if request.route_handler.opt.get("audit") == "own":
-            await next_app(request.scope, request.receive, send)
-            return
-        witness = _Witness(self.access.audit, request, principal, body, send)
-        await next_app(request.scope, request.receive, witness)
+        body = await _shallow_body(visit)
+        answer = send if visit.route.audit == "own" else _Witness(self.access.audit, visit, body, send)
+        await next_app(request.scope, request.receive, answer)
 
 
-def _required(principal: Principal | None) -> Principal:
-    if principal is None:
-        raise _unauthorized("a key is needed: Authorization: Bearer hom_…; `homing keys create` makes one")
-    return principal
+def _read_route(handler: Any) -> _Route:
+    opt = handler.opt
+    return _Route(
+        _action_of(handler),
+        opt.get("scope", KNOWN),
+        bool(opt.get("local")),
+        opt.get("audit", "each"),
+        tuple(opt.get("audit_body", ())),
+        tuple(opt.get("audit_reply", ())),
+    )
+
+
+def _action_of(handler: Any) -> str:
+    """`dispatch.jobs.requeue`: the controller's path and the handler's name."""
+    place = getattr(handler.owner, "path", "") or ""
+    words = [word for word in place.split("/") if word and word not in {"api", "admin"}]
+    return ".".join([*words, handler.handler_name])
 
 
 def _unauthorized(why: str, error: str | None = None) -> NotAuthorizedException:
@@ -196,8 +253,8 @@ def _unauthorized(why: str, error: str | None = None) -> NotAuthorizedException:
     return NotAuthorizedException(detail=why, headers={"WWW-Authenticate": f'Bearer realm="homing"{told}'})
 
 
-def _wants_page(request: AnyRequest) -> bool:
-    accepts = "text/html" in request.headers.get("accept", "")
+def _wants_page(request: AnyRequest, headers: Headers) -> bool:
+    accepts = "text/html" in headers.get("accept", "")
     return request.method == "GET" and accepts and not request.url.path.startswith(("/api/", "/metrics"))
 
 
@@ -213,11 +270,11 @@ def _is_same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-async def _shallow_body(request: AnyRequest) -> bytes:
+async def _shallow_body(visit: _Visit) -> bytes:
     """Read here, for whoever may ask: a body that is too deep stops before any handler sees it."""
-    if request.content_type[0] != "application/json":
+    if not visit.headers.get("content-type", "").lower().startswith("application/json"):
         return b""
-    body = await request.body()
+    body = await visit.request.body()
     require_shallow(body)
     return body
 
@@ -239,11 +296,8 @@ def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
 class _Witness:
     """Stands where the answer goes out: whoever gets it finds the entry written."""
 
-    def __init__(
-        self, audit: AuditLog, request: AnyRequest, principal: Principal, body: bytes, send: Send
-    ) -> None:
-        self._audit, self._request, self._principal = audit, request, principal
-        self._body, self._send = body, send
+    def __init__(self, audit: AuditLog, visit: _Visit, body: bytes, send: Send) -> None:
+        self._audit, self._visit, self._body, self._send = audit, visit, body, send
         self._start: HTTPResponseStartEvent | None = None
 
     async def __call__(self, message: Message) -> None:
@@ -253,39 +307,24 @@ class _Witness:
             return
         if message["type"] == "http.response.body" and self._start is not None:
             start, self._start = self._start, None
-            await self._write(start["status"], message["body"])
+            await _write_down(self._audit, self._visit, start["status"], self._body, message["body"])
             await self._send(start)
         await self._send(message)
 
-    async def _write(self, status: int, reply: bytes) -> None:
-        opt = self._request.route_handler.opt
-        outcome: Outcome = "done" if status < 400 else "refused" if status < 500 else "failed"
-        if opt.get("audit") == "counted":
-            self._audit.count(_entry(self._request, self._principal, outcome))
-            return
-        detail = {
-            "status": status,
-            **_fields(self._body, opt.get("audit_body", ())),
-            **_fields(reply, opt.get("audit_reply", ())),
-        }
-        await self._audit.write(_entry(self._request, self._principal, outcome, detail))
 
-
-def _entry(
-    request: AnyRequest, principal: Principal, outcome: Outcome, detail: Mapping[str, Any] | None = None
-) -> Entry:
+async def _write_down(
+    audit: AuditLog, visit: _Visit, status: int, body: bytes = b"", reply: bytes = b""
+) -> None:
+    request, route, who = visit.request, visit.route, visit.principal.who
+    client = request.scope["client"]
+    address = client[0] if client is not None else None
+    outcome: Outcome = "done" if status < 400 else "refused" if status < 500 else "failed"
+    if route.audit == "counted":
+        audit.count(who, route.action, address, outcome)
+        return
     object = "/".join(str(value) for value in request.path_params.values()) or None
-    address = request.client.host if request.client is not None else None
-    return Entry(principal.who, action_of(request), object, address, detail, outcome)
-
-
-def action_of(request: AnyRequest) -> str:
-    """`dispatch.jobs.requeue`: the controller's path and the handler's name."""
-    handler = request.route_handler
-    place = getattr(handler.owner, "path", "") or ""
-    words = [word for word in place.split("/") if word and word not in {"api", "admin"}]
-    name = handler.handler_name
-    return ".".join([*words, name])
+    detail = {"status": status, **_fields(body, route.audit_body), **_fields(reply, route.audit_reply)}
+    await audit.write(Entry(who, route.action, object, address, detail, outcome))
 
 
 def _fields(text: bytes, names: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ enough: such a request has to show that it comes from a page of ours.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,11 +36,9 @@ class Site(Struct, frozen=True):
     #: Whether nobody but this machine can connect.
     bound_to_loopback: bool = True
 
-    def require_served(self, request: AnyRequest) -> None:
-        if not self.bound_to_loopback:
-            return
-        host = hostname(request)
-        if not is_loopback(host) and host != self._public_host:
+    def require_served(self, host: str) -> None:
+        """By the Host header, which a page elsewhere cannot choose."""
+        if self.bound_to_loopback and not _is_served(host, self.base_url):
             raise Forbidden("this Host is not served here; set HOMING_BASE_URL when a proxy stands in front")
 
     def is_local(self, request: AnyRequest) -> bool:
@@ -49,9 +48,8 @@ class Site(Struct, frozen=True):
 
     def is_secure(self, request: AnyRequest) -> bool:
         """Whether the browser speaks https, with us or with the proxy in front."""
-        behind_tls = (
-            urlsplit(self.base_url or "").scheme == "https" and hostname(request) == self._public_host
-        )
+        public = urlsplit(self.base_url or "")
+        behind_tls = public.scheme == "https" and hostname(request.headers.get("host", "")) == public.hostname
         return request.scope["scheme"] == "https" or behind_tls
 
     def cookie_name(self, request: AnyRequest) -> str:
@@ -72,35 +70,38 @@ class Site(Struct, frozen=True):
             raise Forbidden("only a page of this site may do this")
 
     def _is_our_origin(self, request: AnyRequest, origin: str) -> bool:
-        parts = urlsplit(origin)
-        if parts.scheme != ("https" if self.is_secure(request) else "http"):
+        scheme, _, place = origin.partition("://")
+        if scheme != ("https" if self.is_secure(request) else "http"):
             return False
-        return parts.netloc in {request.headers.get("host"), urlsplit(self.base_url or "").netloc or None}
-
-    @property
-    def _public_host(self) -> str | None:
-        return urlsplit(self.base_url).hostname if self.base_url else None
+        return place in {request.headers.get("host"), urlsplit(self.base_url or "").netloc or None}
 
 
-def hostname(request: AnyRequest) -> str:
+@lru_cache(maxsize=256)
+def _is_served(host: str, base_url: str | None) -> bool:
+    name = hostname(host)
+    return is_loopback(name) or (base_url is not None and name == urlsplit(base_url).hostname)
+
+
+def hostname(host: str) -> str:
+    """Of a Host header, without the port."""
     try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 
 
-def refuse_foreign(request: AnyRequest) -> None:
+def refuse_foreign(method: str, headers: Mapping[str, str]) -> None:
     """A browser says where a request comes from; a program says nothing, and may ask."""
-    if request.method not in READING and _is_foreign(request):
+    if method not in READING and _is_foreign(headers):
         raise Forbidden("a page of another site may not do this")
 
 
-def _is_foreign(request: AnyRequest) -> bool:
-    site = request.headers.get("sec-fetch-site")
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in _OUR_OWN
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 def make_guard(base_url: str | None) -> Callable[[AnyRequest], Awaitable[None]]:
@@ -108,7 +109,8 @@ def make_guard(base_url: str | None) -> Callable[[AnyRequest], Awaitable[None]]:
     site = Site(base_url)
 
     async def guard(request: AnyRequest) -> None:
-        site.require_served(request)
-        refuse_foreign(request)
+        headers = request.headers
+        site.require_served(headers.get("host", ""))
+        refuse_foreign(request.method, headers)
 
     return guard

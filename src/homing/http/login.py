@@ -102,7 +102,7 @@ def login_page(
 
 
 def _require_privacy(site: Site, request: Request[Any, Any, Any]) -> None:
-    if not site.is_secure(request) and not is_loopback(hostname(request)):
+    if not site.is_secure(request) and not is_loopback(hostname(request.headers.get("host", ""))):
         raise Forbidden(
             "a password is taken by https only: put a proxy with TLS in front, and set HOMING_BASE_URL=https://…"
         )
