@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any, BinaryIO, Generic, Literal, TextIO, TypeVar
 
@@ -24,8 +25,6 @@ import msgspec
 import structlog
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-from homing import __version__
 
 LogFormat = Literal["auto", "json", "console"]
 Value = TypeVar("Value")
@@ -64,10 +63,7 @@ _GAUGES = {
     "oldest_due_age_seconds": ("How long the oldest due row has waited.", "lane"),
     "in_flight": ("Claims held by this process.", "lane"),
     "router_running": ("Messages that a pool processes now.", "pool"),
-    "last_claim_timestamp_seconds": (
-        "When the database last answered a claim.",
-        "lane",
-    ),
+    "last_claim_timestamp_seconds": ("When the database last answered a claim.", "lane"),
     "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
     "build_info": ("Always 1; the labels tell what is running.", "version python"),
 }
@@ -206,7 +202,7 @@ class Telemetry:
         self.log = _CountedLog(self._plain_log, self._counters["log_events"])
         self.in_flight, self.backlog = self._gauges["in_flight"], self._gauges["messages"]
         self.oldest_due = self._gauges["oldest_due_age_seconds"]
-        self._gauges["build_info"].labels(__version__, platform.python_version()).set(1)
+        self._gauges["build_info"].labels(version("homing"), platform.python_version()).set(1)
         # A labels() call looks its child up under a lock; the hot path keeps the few it needs.
         self._count_attempt = lru_cache(maxsize=1024)(
             lambda *labels: metrics.counters["attempts"].labels(*labels).inc

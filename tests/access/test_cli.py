@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import typer
+from tests.access.desk import CHEAP
 from tests.conftest import make_tables
 from typer.testing import CliRunner, Result
 
+from homing.access.passwords import Passwords
 from homing.cli import audit, credentials, keys, messages, prune, run, users
 from homing.errors import HomingError, InvalidRequest, NotFound
 
@@ -61,6 +63,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("homing.access.desk.Passwords", lambda _cost: Passwords(CHEAP))
     make_tables(f"sqlite:///{tmp_path}/homing.db", ["homing.access"])
     return Shell(tmp_path / "homing.db")
 

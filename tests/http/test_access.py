@@ -149,7 +149,7 @@ async def test_an_application_with_a_route_that_forgot_its_scope_is_not_built(sq
         door = AccessMiddleware(lane.homing.access, Site())
         for route, why in mistakes:
             with pytest.raises(RuntimeError, match=f"/{route.fn.__name__}: .*{why}"):
-                build_app([route], health, Telemetry(), door, static=False)
+                build_app([route], health, Telemetry(), door=door, static=False)
 
 
 # ── without keys ─────────────────────────────────────────────────────────────────────────────────

@@ -284,7 +284,8 @@ class NotificationsMachine(RuleBasedStateMachine):
         found = self.opened.sql(
             "SELECT n.notification_id, n.fanout_status, n.fanout_attempts, "
             "coalesce(n.claim_seq, 0) AS fence, n.locked_by, n.locked_at IS NOT NULL AS locked, "
-            "(SELECT count(*) FROM subscription_events AS t WHERE t.subscription_id = n.subscription_id AND t.event_type = 'notify_sent') AS told "
+            "(SELECT count(*) FROM subscription_events AS t "
+            " WHERE t.subscription_id = n.subscription_id AND t.event_type = 'notify_sent') AS told "
             "FROM open_event_notifications AS n"
         )
         shown = {

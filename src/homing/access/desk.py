@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 
 from homing.access.audit import AuditLog
 from homing.access.key_text import KeyHashes
@@ -29,16 +30,21 @@ class Access:
         password_cost: Cost | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
-        self._database, self._monotonic = database, monotonic
+        self._database, self._monotonic, self._encryption_key = database, monotonic, encryption_key
         self._queries = load_queries(__package__ or "", database.dialect)
         passwords = Passwords(password_cost)
         self.audit = AuditLog(database, telemetry, monotonic)
-        self.keys = ApiKeys(database, self.audit, KeyHashes.from_setting(encryption_key), monotonic=monotonic)
         self.users = Users(database, self.audit, passwords)
         self.sessions = Sessions(database, self.audit, sessions, monotonic=monotonic)
         self.log_in = Logins(database, self.users, self.sessions, passwords, self.audit)
         self._is_configured = False
         self._looked = -KEPT
+
+    @cached_property
+    def keys(self) -> ApiKeys:
+        """Made when it is first asked for: a bad encryption key is no matter of who only looks at mails."""
+        hashes = KeyHashes.from_setting(self._encryption_key)
+        return ApiKeys(self._database, self.audit, hashes, monotonic=self._monotonic)
 
     async def is_configured(self) -> bool:
         """Whether there was ever a key or a user. From then on nothing is open any more."""
@@ -61,6 +67,7 @@ class Access:
 
     async def close(self) -> None:
         """Write what is still to be noted."""
-        await self.keys.drained()
+        if "keys" in self.__dict__:
+            await self.keys.drained()
         await self.sessions.drained()
         await self.audit.close()
