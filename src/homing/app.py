@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from homing.access.desk import Access
+from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
 from homing.db.migrate import Migration, Pending, check, load_migrations, migrate
@@ -20,18 +22,20 @@ from homing.parts.jobs import Jobs
 from homing.parts.mails import Mails
 from homing.parts.notifications import Notifications
 from homing.parts.retention import prunable_tables
-from homing.settings import Settings
+from homing.settings import Settings, is_loopback
 from homing.telemetry import Telemetry, make_logger
 
 if TYPE_CHECKING:
     from litestar import Litestar
 
     from homing.brokers.router import Router
+    from homing.http.access import AccessMiddleware
     from homing.lanes.dispatch_jobs.credentials.store import Credentials
     from homing.lanes.dispatch_jobs.tokens import ProcessTokens
 
 #: In the order in which their migrations are applied.
 MIGRATED = (
+    "homing.access",
     "homing.senders.caught_mail",
     "homing.lanes.mail_outbox",
     "homing.lanes.dispatch_jobs",
@@ -79,6 +83,13 @@ class Homing:
             self.ground, self.notify_database, self.mails_part.sender, self.mails_part.orders
         )
         self._name_parts()
+        #: Who may do what; always in the main database.
+        self.access = Access(
+            self.database,
+            self.telemetry,
+            encryption_key=settings.encryption_key,
+            sessions=SessionTerms(settings.session_idle_minutes * 60, settings.session_hours * 3600),
+        )
         #: What is deleted when; nothing, unless it was said.
         self.pruning = plan(
             read_retention(settings.retention),
@@ -193,22 +204,31 @@ class Homing:
 
     def asgi(self) -> Litestar:
         """The API and the page. Imported late: a worker or a look at the status needs no web framework."""
+        from homing.access.api import AccessApi
         from homing.http.app import build_app
         from homing.http.dashboard import Dashboard
+        from homing.http.login import LoginPages
 
-        routes: list[Any] = [Dashboard]
+        routes: list[Any] = [Dashboard, LoginPages, AccessApi]
         dependencies = self._health()
         for part in (self.mails_part, self.jobs_part, self.emails_part, self.notifications_part):
             part_routes, part_dependencies = part.api()
             routes += part_routes
             dependencies |= part_dependencies
-        return build_app(routes, dependencies, self.telemetry, base_url=self.settings.base_url)
+        return build_app(routes, dependencies, self.telemetry, door=self._door())
 
     def metrics_asgi(self) -> Litestar:
         """For workers, which serve nothing else."""
         from homing.http.app import build_app
 
-        return build_app([], self._health(), self.telemetry, base_url=self.settings.base_url, static=False)
+        return build_app([], self._health(), self.telemetry, door=self._door(), static=False)
+
+    def _door(self) -> AccessMiddleware:
+        from homing.http.access import AccessMiddleware
+        from homing.http.guard import Site
+
+        site = Site(self.settings.base_url, bound_to_loopback=is_loopback(self.settings.host))
+        return AccessMiddleware(self.access, site, rate_per_second=self.settings.api_rate_per_second)
 
     def _health(self) -> dict[str, Any]:
         return {
@@ -225,6 +245,7 @@ class Homing:
         for part in (self.mails_part, self.jobs_part, self.emails_part):
             await part.close()
         await self.jobs_part.judged()
+        await self.access.close()
         await self.database.close()
         for other in (self.jobs_database, self.notify_database):
             if other is not self.database:

@@ -275,6 +275,19 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="The address that the API listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Its port; 0 takes a free one.")
+    api_rate_per_second: float = Field(
+        1000.0,
+        ge=0.0,
+        le=1_000_000.0,
+        description="Requests a second that each process takes from one API key; 0: no limit. A key may have "
+        "a rate of its own.",
+    )
+    session_idle_minutes: float = Field(
+        60.0, ge=5.0, le=10080.0, description="Whoever does nothing for so long has to log in again."
+    )
+    session_hours: float = Field(
+        12.0, ge=0.1, le=720.0, description="After so long everybody has to log in again."
+    )
     base_url: str | None = Field(
         None,
         description="How this API is reached through a proxy: its host is served too.",
@@ -438,19 +451,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def require_loopback(settings: Settings) -> None:
-    """There are no access keys yet, so whoever reaches the port may do everything."""
-    if is_loopback(settings.host):
-        return
-    if settings.encryption_key is None:
+def require_private_key(settings: Settings) -> None:
+    """Whoever serves others keeps the key that seals secrets away from them."""
+    if not is_loopback(settings.host) and settings.encryption_key is None:
         raise SettingsError(
             f"HOMING_HOST={settings.host} is not a loopback address, and HOMING_ENCRYPTION_KEY is not set: "
             "secrets would be sealed with a key that lies beside them; make one: `openssl rand -base64 32`"
         )
-    raise SettingsError(
-        f"HOMING_HOST={settings.host} is not a loopback address: this version has no access keys, so it "
-        "serves only 127.0.0.1, ::1 or localhost; put a proxy with authentication in front of it"
-    )
+
+
+def require_loopback(settings: Settings) -> None:
+    """For what has no keys, so that whoever reaches the port may do everything: the demo."""
+    if not is_loopback(settings.host):
+        raise SettingsError(
+            f"HOMING_HOST={settings.host} is not a loopback address: a demo has no access keys, so it serves "
+            "only 127.0.0.1, ::1 or localhost"
+        )
 
 
 def default_config() -> str:

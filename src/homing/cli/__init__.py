@@ -15,17 +15,20 @@ from rich.markup import escape
 
 from homing import __version__
 from homing.cli import (
+    audit,
     chaos,
     copying,
     credentials,
     doctor,
     health,
+    keys,
     mails,
     messages,
     prove,
     prune,
     receiver,
     run,
+    users,
 )
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
@@ -64,6 +67,10 @@ chaos.add_to(app)
 credentials.add_to(app)
 copying.add_to(app)
 receiver.add_to(app)
+keys.add_to(app)
+users.add_to(app)
+audit.add_to(app)
+audit.watch(app)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from homing.cli.options import (
     settings_from,
 )
 from homing.errors import SettingsError
-from homing.settings import Settings, require_loopback
+from homing.settings import Settings, is_loopback, require_private_key
 
 _out = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -145,11 +145,14 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
     from homing.service import Stop, run
 
     if api or settings.metrics_port:
-        require_loopback(settings)
+        require_private_key(settings)
     async with opened(settings, makes_file=migrates) as homing:
         if migrates:
             await homing.migrate()
         await homing.require_schema()
+        if (api or settings.metrics_port) and not is_loopback(settings.host):
+            await homing.access.require_configured(settings.host)
+        configured = await homing.access.is_configured()
         for warning in warnings_for(settings):
             _out.print(f"[yellow]warning:[/] {warning}")
         stop = Stop()
@@ -159,16 +162,19 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
             stop,
             api=api,
             work=work,
-            ready=lambda address: _tell_ready(address, settings, work, api=api),
+            ready=lambda address: _tell_ready(address, settings, work, api=api, configured=configured),
         )
 
 
-def _tell_ready(address: str, settings: Settings, lanes: Sequence[str], *, api: bool) -> None:
+def _tell_ready(
+    address: str, settings: Settings, lanes: Sequence[str], *, api: bool, configured: bool
+) -> None:
     from homing.db import redact
 
     if api:
         _out.print(f"[bold]Homing[/] is up: {address}/   (API: {address}/docs)")
-        _out.print(f"No access keys: served on loopback only; {_reach(settings)}.", style="dim")
+        access = "Asks for a key or a login" if configured else "No access keys: served on loopback only"
+        _out.print(f"{access}; {_reach(settings)}.", style="dim")
     else:
         _out.print(f"[bold]Homing[/] is working on {', '.join(lanes)}.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))

@@ -6,18 +6,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from litestar import Litestar, Request, Response, get
+from litestar import Litestar, Request, Response, Router, get
 from litestar.config.response_cache import ResponseCacheConfig
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency, Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 from litestar.static_files import create_static_files_router
 from litestar.types import ControllerRouterHandler, Empty
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from homing import __version__
 from homing.errors import HomingError
+from homing.http.access import AccessMiddleware, require_scopes
 from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
 from homing.strict_json import decode, require_json
@@ -61,7 +63,13 @@ async def ready(check_ready: NamedDependency[Callable[[], Awaitable[None]]]) -> 
     return Response({"status": "ok"})
 
 
-@get("/metrics", tags=["health"], summary="Prometheus metrics", media_type="text/plain")
+@get(
+    "/metrics",
+    tags=["health"],
+    summary="Prometheus metrics",
+    media_type="text/plain",
+    opt={"scope": "ops", "local": True},
+)
 async def metrics(
     telemetry: NamedDependency[Telemetry], refresh_gauges: NamedDependency[Callable[[], Awaitable[None]]]
 ) -> Response[bytes]:
@@ -74,30 +82,50 @@ def build_app(
     dependencies: Mapping[str, Any],
     telemetry: Telemetry,
     *,
-    base_url: str | None = None,
+    door: AccessMiddleware | None = None,
     static: bool = True,
 ) -> Litestar:
-    """The ASGI application. `dependencies` are the objects that handlers ask for by name."""
+    """The ASGI application. `dependencies` are the objects that handlers ask for by name.
+
+    Without a `door` nobody is asked for a key: for a test of some routes, or a benchmark of the framework.
+    """
     pages = [create_static_files_router("/static", [_package_folder("static")])] if static else []
-    return Litestar(
+    app = Litestar(
         [live, ready, metrics, *routes, *pages],
-        dependencies={name: Provide(_always(value), use_cache=True) for name, value in dependencies.items()},
+        dependencies={
+            name: Provide(_always(value), use_cache=True)
+            for name, value in (dict(dependencies) | _of_door(door)).items()
+        },
         exception_handlers={Exception: ErrorHandler(telemetry)},
         request_class=StrictRequest,
-        before_request=make_guard(base_url),
+        before_request=make_guard(None) if door is None else None,
+        middleware=[] if door is None else [door],
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
         response_headers=[ResponseHeader(name=k, value=v) for k, v in _SECURITY_HEADERS.items()],
         openapi_config=OpenAPIConfig(
             "Homing",
             __version__,
-            path="/openapi.json",
+            openapi_router=Router(
+                "/openapi.json", route_handlers=[], include_in_schema=False, opt={"scope": "known"}
+            ),
             render_plugins=[JsonRenderPlugin(path="/")],
             use_handler_docstrings=True,
+            components=Components(
+                security_schemes={"key": SecurityScheme(type="http", scheme="bearer", bearer_format="hom_…")}
+            ),
+            security=[{}, {"key": []}],
         ),
         signature_types=[Callable, Awaitable, Telemetry],
         logging_config=None,
     )
+    if door is not None:
+        require_scopes(app)
+    return app
+
+
+def _of_door(door: AccessMiddleware | None) -> dict[str, Any]:
+    return {"access": door.access, "site": door.site} if door is not None else {}
 
 
 def _always(value: Any) -> Callable[[], Awaitable[Any]]:

@@ -40,6 +40,7 @@ _pages = Environment(
     loader=PackageLoader("homing.http"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 _LATEST = 12
+_PAGE = {"scope": "desk:read"}
 #: A payload may be a megabyte, and nobody reads that on a page.
 _SHOWN_PAYLOAD = 5000
 #: A caught mail is somebody's html: it may show itself and nothing more.
@@ -48,6 +49,7 @@ _MAIL_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sa
 
 class Dashboard(Controller):
     include_in_schema = False
+    opt = _PAGE
 
     @get("/", media_type=MediaType.HTML)
     async def overview(

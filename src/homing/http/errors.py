@@ -56,7 +56,7 @@ class ErrorHandler:
         if status >= 500:
             self._report(request, error)
         code = _CODES.get(status, "INTERNAL_ERROR")
-        if request.url.path == "/internal/dispatch" and status not in {403, 405}:
+        if request.url.path == "/internal/dispatch" and status not in {401, 403, 405}:
             status = _DISPATCH_STATUS.get(status, status)
             code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
         body = {"error": {"code": code, "message": message, "details": _details(error)}}

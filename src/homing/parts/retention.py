@@ -19,4 +19,5 @@ def prunable_tables(database: Database, jobs_database: Database, notify_database
         *prunable_jobs(jobs_database),
         *prunable_notifications(notify_database),
         rows("caught_mail", "homing.senders.caught_mail", "caught"),
+        rows("audit", "homing.access", "done", "refused", "failed"),
     ]

@@ -28,6 +28,7 @@ from homing.engine.model import (
 )
 from homing.engine.policy import Policy, Schedule
 from homing.lanes.open_events.last_look import LastLook
+from homing.lanes.open_events.letters import Letters
 from homing.lanes.open_events.notification import Notification, OpenEvent, Subscriber
 from homing.lanes.open_events.notifications import Notifications
 from homing.lanes.open_events.payload import Jobs, Unusable, check
@@ -95,6 +96,7 @@ class OpenEventsLane:
         self._last_look = last_look
         self._templates = templates
         self._jobs = jobs
+        self._letters = Letters(monotonic)
         self._default_sender = default_sender
         self._domain = parse_address(default_sender).address.rpartition("@")[2]
         self._time_zone = time_zone
@@ -177,13 +179,21 @@ class OpenEventsLane:
         problem = check(job)
         if problem is not None:
             return _unusable(problem)
-        template = job["template"]
-        rendered = self._templates.render(
-            template["id"], template["variables"], job["locale"], template["version"]
-        )
+        rendered = self._rendered(job["template"], job["links"], job["locale"])
         if isinstance(rendered, TemplateProblem):
             return _unusable(rendered)
         return self._message(claim, job, rendered)
+
+    def _rendered(
+        self, template: Mapping[str, Any], links: Mapping[str, str], locale: str
+    ) -> Rendered | TemplateProblem:
+        id, version, variables = template["id"], template["version"], template["variables"]
+        shared = tuple(item for item in variables.items() if item[0] not in links)
+        return self._letters.write(
+            (id, version, locale, shared),
+            links,
+            lambda links: self._templates.render(id, {**variables, **links}, locale, version),
+        )
 
     def _message(self, claim: Claim[Notification], job: Mapping[str, Any], rendered: Rendered) -> MailMessage:
         email, event, template, links = (job[part] for part in ("recipient", "event", "template", "links"))

@@ -70,7 +70,8 @@ class LinkKeys:
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys:
             raise ValueError("links need a key")
-        self._keys = [hmac.digest(key, _LABEL, "sha256") for key in keys]
+        # Each has taken its key in already; a copy of it costs half of what `hmac.digest` does.
+        self._keys = [hmac.new(hmac.digest(key, _LABEL, "sha256"), digestmod="sha256") for key in keys]
 
     def sign(self, purpose: Purpose, subscription_id: int, contact: str, expires: int | None = None) -> str:
         said = _said(purpose, subscription_id, expires)
@@ -144,10 +145,11 @@ def _said(purpose: Purpose, subscription_id: int, expires: int | None) -> bytes:
     return _MARKS[purpose] + id + (b"" if expires is None else expires.to_bytes(_EXPIRY_BYTES))
 
 
-def _mac(key: bytes, said: bytes, contact: str) -> bytes:
+def _mac(key: hmac.HMAC, said: bytes, contact: str) -> bytes:
+    mac = key.copy()
     # The mark tells how `said` is cut and its length stands first, so no two claims share a text.
-    text = len(said).to_bytes(1) + said + contact_hash(contact).encode()
-    return hmac.digest(key, text, "sha256")[:_MAC_BYTES]
+    mac.update(len(said).to_bytes(1) + said + contact_hash(contact).encode())
+    return mac.digest()[:_MAC_BYTES]
 
 
 def _decoded(text: str) -> bytes:

@@ -1,0 +1,100 @@
+"""One letter for all subscribers of an event: only their links differ, so the rest is rendered once.
+
+A template may do anything with a link, so it is tried first, with two pairs of links of nobody: one that prints
+them as they are gives the same text but for the links. Only such a text is cut at its links and used again, until
+templates are looked at anew.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Hashable, Mapping
+
+from markupsafe import escape
+from msgspec import Struct
+
+from homing.engine.model import Monotonic
+from homing.senders.templates import Rendered, TemplateProblem
+
+#: What a template is called with, but for the links.
+Render = Callable[[Mapping[str, str]], Rendered | TemplateProblem]
+
+_NAMES = ("manageUrl", "unsubscribeUrl")
+#: Seconds. Files are looked at as often.
+_FRESH = 1.0
+_MOST = 512
+#: What tells one subscriber's link from another's: numbers and the token.
+_OWN = re.compile(r"(?<=token=)[^&#]+|\d+")
+
+
+class _Letter(Struct, frozen=True, gc=False):
+    """A rendered mail in pieces: every second one is the name of a link. None where it cannot be cut."""
+
+    subject: str
+    text: tuple[str, ...]
+    html: tuple[str, ...] | None
+    locale: str
+
+
+class Letters:
+    def __init__(self, monotonic: Monotonic = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._until = 0.0
+        self._letters: dict[Hashable, _Letter | None] = {}
+
+    def write(self, key: Hashable, links: Mapping[str, str], render: Render) -> Rendered | TemplateProblem:
+        """What `render` would give for these links. Those who share a key share all other variables."""
+        self._forget_the_old()
+        if key not in self._letters:
+            self._letters[key] = _cut(links, render)
+        letter = self._letters[key]
+        return render(links) if letter is None else _fill(letter, links)
+
+    def _forget_the_old(self) -> None:
+        now = self._monotonic()
+        if now >= self._until or len(self._letters) >= _MOST:
+            self._letters.clear()
+            self._until = now + _FRESH
+
+
+def _cut(links: Mapping[str, str], render: Render) -> _Letter | None:
+    one, other = _strangers(links, "nobody-0"), _strangers(links, "1-somebody-else")
+    first, second = render(one), render(other)
+    if isinstance(first, TemplateProblem) or isinstance(second, TemplateProblem):
+        return None
+    letters = _letter(first, one), _letter(second, other)
+    return letters[0] if letters[0] == letters[1] else None
+
+
+def _strangers(links: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Links of nobody. They have in common with others what all links have, and nothing that is one's own.
+
+    So a template that prints a part of a link, or its length, is found out.
+    """
+    return {name: _OWN.sub(mark, link) for name, link in links.items()}
+
+
+def _letter(rendered: Rendered, links: Mapping[str, str]) -> _Letter:
+    html = None if rendered.html is None else _pieces(rendered.html, links, lambda link: str(escape(link)))
+    return _Letter(rendered.subject, _pieces(rendered.text, links, str), html, rendered.locale)
+
+
+def _pieces(text: str, links: Mapping[str, str], written: Callable[[str], str]) -> tuple[str, ...]:
+    names = {written(links[name]): name for name in _NAMES}
+    parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    return tuple(names.get(part, part) if number % 2 else part for number, part in enumerate(parts))
+
+
+def _fill(letter: _Letter, links: Mapping[str, str]) -> Rendered:
+    text = _joined(letter.text, links)
+    html = None
+    if letter.html is not None:
+        html = _joined(letter.html, {name: str(escape(link)) for name, link in links.items()})
+    return Rendered(letter.subject, text, html, letter.locale)
+
+
+def _joined(pieces: tuple[str, ...], links: Mapping[str, str]) -> str:
+    parts = list(pieces)
+    parts[1::2] = [links[name] for name in pieces[1::2]]
+    return "".join(parts)
