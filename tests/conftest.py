@@ -222,6 +222,8 @@ def sqs_url(pytestconfig: pytest.Config) -> str:
 SERVER_FIXTURES = frozenset(
     {"postgres_server", "private_postgres", "postfix_sink", "rabbitmq_url", "private_rabbitmq", "sqs_url"}
 ) | {"mongodb_server", "private_mongodb"}
+#: PyMongo forgets to close a socket that it was about to connect when its client is closed.
+NEVER_CONNECTED = r"ignore:unclosed <socket.socket .* laddr=\('0.0.0.0', 0\)>:ResourceWarning"
 SERVER_PARAMETERS = frozenset({"postgres", "rabbitmq", "sqs", "mongodb"})
 
 
@@ -236,6 +238,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if needs_server(item)]
         items[:] = [item for item in items if not needs_server(item)]
         config.hook.pytest_deselected(items=left_out)
+    for item in items:
+        if "mongodb" in item.nodeid or "mongodb_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.filterwarnings(NEVER_CONNECTED))
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = begin_with_the_long_ones(items, workers, lambda item: item.nodeid.partition("::")[0])

@@ -6,15 +6,18 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from homing.access.desk import Access
 from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
 from homing.db.migrate import Migration, Pending, check, load_migrations, migrate
+from homing.db.patience import patiently
 from homing.engine.prune import plan, read_retention
 from homing.errors import SchemaError, SettingsError
 from homing.lanes.open_events.adopt import refusals
+from homing.lanes.open_events.repair import Loss, losses, repair
 from homing.lines import Line
 from homing.parts.emails import Emails
 from homing.parts.ground import Ground
@@ -174,13 +177,15 @@ class Homing:
         return schemas
 
     async def migrate(self) -> list[Migration]:
-        await self._refuse_unknown_tables()
-        return [done for database, wanted in self.schemas for done in await migrate(database, wanted)]
+        await patiently(self._refuse_unknown_tables)
+        done = [done for database, wanted in self.schemas for done in await migrate(database, wanted)]
+        # Another program may have made its tables anew since, without what had been added to them.
+        return [*done, *await patiently(lambda: repair(self.notify_database, self._notify_migrations))]
 
     async def _refuse_unknown_tables(self) -> None:
         """Those of open_events may be another program's: they are taken as they are, or left alone."""
         pending = (await check(self.notify_database, self._notify_migrations)).migrations
-        found = await refusals(self.notify_database) if pending else []
+        found = await refusals(self.notify_database) if pending or await self._losses() else []
         if found:
             told = "".join(f"\n  - {sentence}" for sentence in found)
             raise SchemaError(f"these tables cannot be worked with, so nothing was changed:{told}")
@@ -190,13 +195,27 @@ class Homing:
         return load_migrations(NOTIFY_MIGRATED, self.notify_database.dialect)
 
     async def pending(self) -> list[Migration]:
-        """What the databases lack."""
+        """What is to be applied, or to be applied again."""
+        unapplied = await self._unapplied()
+        return [*unapplied, *await self._losses(unapplied)]
+
+    async def _unapplied(self) -> list[Migration]:
         found = [await check(database, wanted) for database, wanted in self.schemas]
         return [migration for one in found for migration in one.migrations]
 
+    async def _losses(self, unapplied: Sequence[Migration] = ()) -> dict[Migration, Loss]:
+        """Of what was added to the tables of open_events, what is there no more."""
+        applied = [migration for migration in self._notify_migrations if migration not in unapplied]
+        found = {migration: await losses(self.notify_database, migration) for migration in applied}
+        return {migration: loss for migration, loss in found.items() if loss is not None}
+
     async def require_schema(self) -> None:
         """Raise unless the database can be reached and has the tables of this version."""
-        Pending(tuple(await self.pending())).require_none()
+        Pending(tuple(await self._unapplied())).require_none()
+        for loss in (await self._losses()).values():
+            raise SchemaError(
+                f"another program has made its tables anew, without {loss}; `homing migrate` adds that again"
+            )
         if self.jobs_database.dialect == "mongodb":
             for _, well, detail in await self.jobs_database.findings():
                 if not well:
@@ -284,9 +303,31 @@ def warnings_for(settings: Settings) -> Sequence[str]:
         )
     if settings.encryption_key is None and settings.database_url.startswith("postgres"):
         found.append(
-            "HOMING_ENCRYPTION_KEY is not set: credentials are sealed with homing.key in this folder, which "
-            "processes elsewhere do not have; make one for all with `openssl rand -base64 32`"
+            "HOMING_ENCRYPTION_KEY is not set: credentials are sealed, and the links of subscribers signed, "
+            "with homing.key in this folder, which processes elsewhere do not have, so that they can open "
+            "neither; make one for all with `openssl rand -base64 32`"
         )
+    if (unusable := unusable_links(settings)) is not None:
+        found.append(unusable)
     if "memory://" in settings.mail_url:
         found.append("HOMING_MAIL_URL is memory://: mails are forgotten when the process ends")
     return found
+
+
+def unusable_links(settings: Settings) -> str | None:
+    """Why the links in mails about open seats are of no use to those who get them; None when they are."""
+    if all(url.strip().startswith(("catch:", "memory:")) for url in settings.mail_url.split(",")):
+        return None
+    parts = urlsplit(settings.base_url or "")
+    if not parts.hostname or is_loopback(parts.hostname):
+        wrong = "is not set" if settings.base_url is None else f"is {settings.base_url}"
+        return (
+            f"HOMING_BASE_URL {wrong}: links in mails about open seats (confirm, manage, unsubscribe) lead "
+            "to this machine's own address, which nobody else can open; set https://… as the world sees it"
+        )
+    if parts.scheme != "https":
+        return (
+            "HOMING_BASE_URL is plain http: the links in mails about open seats could be read by anybody on "
+            "the way, and mailbox providers want https (RFC 8058), so such mails are refused; set https://…"
+        )
+    return None

@@ -6,11 +6,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from stat import S_IMODE
 
 from msgspec import Struct
 
-from homing.app import Homing, opened, warnings_for
+from homing.app import Homing, opened, unusable_links, warnings_for
 from homing.brokers.findings import broker_findings
 from homing.brokers.router import queue_of
 from homing.db import Database, Query, redact
@@ -52,6 +53,7 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
     async for finding in _other_databases(homing):
         yield finding
     yield _notification_templates(homing)
+    yield await _subscriber_links(homing)
     async for finding in _mail_findings(homing):
         yield finding
     async for finding in _brokers(homing):
@@ -103,6 +105,24 @@ def _notification_templates(homing: Homing) -> Finding:
     except SettingsError as error:
         return Finding("notification templates", False, str(error))
     return Finding("notification templates", True, ", ".join(homing.notifications_part.locales))
+
+
+async def _subscriber_links(homing: Homing) -> Finding:
+    """Links that nobody can open are no fault where nobody gets any."""
+    wrong = unusable_links(homing.settings)
+    if wrong is None:
+        return Finding("subscriber links", True, homing.settings.base_url or "no mail leaves this machine")
+    if not await _has_subscribers(homing):
+        return Finding("subscriber links", True, f"nobody has subscribed to a seat; before that: {wrong}")
+    return Finding("subscriber links", False, wrong)
+
+
+async def _has_subscribers(homing: Homing) -> bool:
+    query = Query("subscribed", "SELECT 1 AS one FROM subscriptions LIMIT 1", (), writes=False)
+    # A database that is away, or has no such table, has a finding of its own.
+    with suppress(DatabaseError):
+        return bool(await homing.notify_database.fetch(query, {}))
+    return False
 
 
 async def _brokers(homing: Homing) -> AsyncIterator[Finding]:
@@ -184,7 +204,8 @@ def _key_file(settings: Settings) -> Finding:
             "encryption key",
             False,
             f"HOMING_ENCRYPTION_KEY is not set, and {path} is for trying out: other machines and folders "
-            "do not have it; make one for all with `openssl rand -base64 32`",
+            "do not have it, and open neither credentials nor the links of subscribers; make one for all "
+            "with `openssl rand -base64 32`",
         )
     if not path.exists():
         return Finding("encryption key", True, f"none yet; {path} is made with the first credentials")

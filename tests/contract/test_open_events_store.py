@@ -80,6 +80,23 @@ async def test_another_program_s_lock_holds_for_its_time(
     assert await claimed_ids(bench) == ([id] if is_due else [])
 
 
+@pytest.mark.clause("NTF-02")
+async def test_a_lock_from_the_future_is_none(bench: NotificationBench) -> None:
+    """Else it would hold for ever. A clock that is a little ahead is believed."""
+    year_2999 = await bench.notification(locked_by="theirs", locked_at=datetime(2999, 1, 1, tzinfo=UTC))
+    await bench.notification(locked_by="theirs", locked_at=datetime.now(UTC) + timedelta(seconds=TTL - 60))
+    assert await claimed_ids(bench) == [year_2999]
+
+
+async def test_what_goes_before_is_not_counted_without_end(bench: NotificationBench) -> None:
+    subscription = await bench.subscription()
+    for _ in range(12):
+        await bench.notification(subscription=subscription)
+    bench.notifications._parameters = {**bench.notifications._parameters, "most_counted": 5}
+    claims = await bench.notifications.claim(100)
+    assert [claim.item.ahead for claim in claims] == [0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5]
+
+
 @pytest.mark.clause("NTF-01", "NTF-13")
 async def test_a_delay_that_is_told_by_an_older_lock_is_kept(bench: NotificationBench) -> None:
     """The origin's worker knows no other way to wait: nobody's lock, dated back."""
@@ -306,8 +323,14 @@ REQUEUE = {"fanout_status": "pending", "fanout_attempts": 0, "error": None}
 @pytest.mark.clause("NTF-16")
 @pytest.mark.parametrize(
     "end",
-    [Complete(), Bury(GONE), Discard(Failure("unsubscribed")), RetryIn(3600.0, GONE)],
-    ids=lambda end: type(end).__name__,
+    [
+        Complete(),
+        Bury(GONE),
+        Discard(Failure("unsubscribed")),
+        RetryIn(3600.0, GONE),
+        RetryIn(3600.0, GONE, charged=False),
+    ],
+    ids=["sent", "failed", "skipped", "waits", "waits uncharged"],
 )
 async def test_a_requeue_by_plain_sql_is_enough(bench: NotificationBench, end: Any) -> None:
     id = await bench.notification()
@@ -318,13 +341,15 @@ async def test_a_requeue_by_plain_sql_is_enough(bench: NotificationBench, end: A
 
 
 @pytest.mark.clause("NTF-16")
+@pytest.mark.parametrize("charged", [True, False])
 async def test_what_a_foreign_worker_ended_while_it_waited_for_us_can_be_requeued(
-    bench: NotificationBench,
+    bench: NotificationBench, charged: bool
 ) -> None:
-    """`due_at` is left over then, and must not hold the row back."""
+    """`due_at` is left over then, and must not hold the row back, though it had no attempts before either."""
     id = await bench.notification()
-    await bench.notifications.settle([(await claim_one(bench), RetryIn(3600.0, GONE))])
-    await bench.other.change(id, fanout_status="failed", fanout_attempts=3)
+    await bench.notifications.settle([(await claim_one(bench), RetryIn(3600.0, GONE, charged=charged))])
+    assert await claimed_ids(bench) == []
+    await bench.other.change(id, fanout_status="failed", fanout_attempts=1, error='{"code": "x"}')
     await bench.other.change(id, **REQUEUE)
     assert await claimed_ids(bench) == [id]
 

@@ -266,3 +266,17 @@ async def test_a_new_file_gets_wal_and_a_file_of_somebody_else_keeps_its_journal
         await database.close()
         with sqlite3.connect(path) as file:
             assert file.execute("PRAGMA journal_mode").fetchone() == (expected,)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT locked_at FROM notes",
+        "SELECT id FROM notes INDEXED BY homing_notes",
+        "INSERT INTO notes (locked_by) VALUES ('me')",
+    ],
+)
+async def test_what_is_missing_is_no_lock_whatever_it_is_called(database: SqliteDatabase, sql: str) -> None:
+    error = await error_of(database, Query("missing", sql, (), writes=sql.startswith("INSERT")))
+    assert isinstance(error, SchemaError)
+    assert "run `homing migrate`" in str(error)

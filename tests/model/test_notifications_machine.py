@@ -65,6 +65,8 @@ class Row:
     due: float | None = None
     due_attempts: int | None = None
     written: float | None = None
+    #: There is something in `error`.
+    word: bool = False
     told_sent: int = 0
 
     def shown(self) -> tuple[Any, ...]:
@@ -75,7 +77,9 @@ class Row:
 
     def is_due(self, now: float) -> bool:
         """Whatever another program has done to a row that waits makes it due at once."""
-        changed = self.due_attempts != self.attempts or (self.written is not None and self.locked is None)
+        unlocked = self.written is not None and self.locked is None
+        requeued = self.written is None and not self.word
+        changed = self.due_attempts != self.attempts or unlocked or requeued
         waits = self.due is not None and self.due > now and not changed
         return self.status == "pending" and not self.is_locked(now) and not waits
 
@@ -143,7 +147,7 @@ class NotificationsMachine(RuleBasedStateMachine):
         owned = [(claim, settlement) for claim, settlement in batch if self._owns(owner, claim)]
         assert self.opened.run(self.opened.stores[owner].settle(batch)) == {claim.id for claim, _ in owned}
         for claim, settlement in owned:
-            self._write(self.rows[claim.id], settlement)
+            self._write(self.rows[claim.id], claim, settlement)
 
     @precondition(lambda self: self.claims)
     @rule(owner=owners, picks=several)
@@ -175,8 +179,11 @@ class NotificationsMachine(RuleBasedStateMachine):
         ours = row.locked is not None and row.locked == row.written
         return row.status == "pending" and (row.owner, row.fence) == (owner, claim.fence) and ours
 
-    def _write(self, row: Row, settlement: Settlement) -> None:
-        row.attempts += getattr(settlement, "charged", True)
+    def _write(self, row: Row, claim: Claim[Notification], settlement: Settlement) -> None:
+        charged = getattr(settlement, "charged", True)
+        row.attempts += charged
+        # Who waits for the first attempt says why; later the word of the last attempt stays.
+        row.word = row.word or charged or not claim.item.has_error
         row.unlock()
         row.written = row.due = row.due_attempts = None
         match settlement:
@@ -199,7 +206,7 @@ class NotificationsMachine(RuleBasedStateMachine):
             row = self.rows[one]
             if row.status != "sent":
                 self._change(one, fanout_status="pending", fanout_attempts=0, error=None)
-                row.status, row.attempts = "pending", 0
+                row.status, row.attempts, row.word = "pending", 0, False
 
     @precondition(lambda self: self.rows)
     @rule(picks=several)
@@ -344,7 +351,12 @@ def test_notifications_are_what_the_model_says(database_url: str) -> None:
         ("settle", "n.locked_by = :owner AND n.locked_at = n.lock_written_at AND ", ""),
         ("settle", "max(0, CAST(coalesce(n.fanout_attempts, 0) AS INTEGER)) + b.charged", "1"),
         ("claim", "SET claim_seq", "SET fanout_attempts = fanout_attempts + 1, claim_seq"),
-        ("claim", " OR lock_written_at IS NOT NULL AND locked_at IS NULL", ""),
+        (
+            "claim",
+            "lock_written_at IS NULL AND error IS NULL)",
+            "lock_written_at IS NULL AND error IS NULL) AND due_attempts IS NOT fanout_attempts",
+        ),
+        ("claim", " OR lock_written_at IS NULL AND error IS NULL", ""),
         ("renew", "n.claim_seq = b.fence AND ", ""),
         ("release", "SET locked_by", "SET fanout_attempts = fanout_attempts + 1, locked_by"),
     ],

@@ -241,6 +241,46 @@ class ProviderConformance(SenderConformance):
         assert taken.header("List-Unsubscribe-Post") == "List-Unsubscribe=One-Click"
         assert taken.header("X-Trace-Id") == "trace-1"
 
+    async def test_a_link_by_plain_http_offers_no_one_click(self, bench: ProviderBench) -> None:
+        await bench.sender.send(full_mail(unsubscribe_url="http://127.0.0.1:8080/u"))
+        (taken,) = bench.taken()
+        assert taken.header("List-Unsubscribe") == "<http://127.0.0.1:8080/u>"
+        assert taken.header("List-Unsubscribe-Post") is None
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"[" * 5000,
+            b'{"errors":' + b"[" * 5000,
+            b'{"errors":[{"message":"m","field":"personalizations.0.to.' + b"1" * 4400 + b'.email"}]}',
+            b'{"ErrorCode":' + b"9" * 2400 + b',"Message":' + b"9" * 2400 + b"}",
+            b'{"message":"\xff\xfe","id":[{}]}',
+        ],
+        ids=["brackets", "brackets inside", "digits", "numbers", "no text"],
+    )
+    async def test_garbage_in_an_answer_is_a_result_too(self, bench: ProviderBench, body: bytes) -> None:
+        for status in (400, 422, 200, 202, 429, 500):
+            bench.next(Answer(status=status, body=body))
+            result = await bench.sender.send(mail())
+            assert result.attempted
+            assert result.status in ({"failed", "retryable"} if status >= 400 else {"sent", "retryable"})
+
+    async def test_a_bug_in_reading_an_answer_leaves_the_mail_open(
+        self, bench: ProviderBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody knows then whether it was taken."""
+
+        def broken(*_given: object) -> None:
+            raise ZeroDivisionError(full_mail().text)
+
+        assert isinstance(bench.sender, ApiSender)
+        monkeypatch.setattr(bench.sender._api, "judge", broken)
+        result = await bench.sender.send(full_mail())
+        assert (result.status, code_of(result), result.unknown) == ("retryable", SendErrorCode.UNKNOWN, True)
+        assert result.error is not None
+        assert "ZeroDivisionError" in result.error.message
+        assert (full_mail().text or "?") not in result.error.message
+
     async def test_only_those_still_open_get_it(self, bench: ProviderBench) -> None:
         await bench.sender.send(full_mail(recipients=("bob@example.org",)))
         (taken,) = bench.taken()

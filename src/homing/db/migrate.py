@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from homing.db.database import Database
+from homing.db.patience import patiently
 from homing.db.queries import Dialect, Query
 from homing.errors import DatabaseError, SchemaError
 
@@ -81,8 +82,18 @@ async def check(database: Database, migrations: Sequence[Migration]) -> Pending:
 
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Apply what is missing; what was applied by us. Several processes may do it at once."""
-    pending = (await check(database, migrations)).migrations
-    return [migration for migration in pending if await _apply(database, migration)]
+    pending = (await patiently(lambda: check(database, migrations))).migrations
+    return [migration for migration in pending if await _apply_patiently(database, migration)]
+
+
+async def run_again(database: Database, migration: Migration, before: str = "") -> None:
+    """Run what was applied once more, after some other statements. Only for scripts that may be run twice."""
+    patience, ledger = _PATIENCE[database.dialect], _LEDGER[database.dialect]
+    await database.run_script(patience + ledger + before + migration.sql)
+
+
+async def _apply_patiently(database: Database, migration: Migration) -> bool:
+    return await patiently(lambda: _apply(database, migration))
 
 
 async def _apply(database: Database, migration: Migration) -> bool:
@@ -104,8 +115,7 @@ def _script(dialect: Dialect, migration: Migration) -> str:
         "INSERT INTO homing_migration (component, version, name, checksum) VALUES "  # noqa: S608 - ours
         f"('{migration.component}', {migration.version}, '{migration.name}', '{migration.checksum}');\n"
     )
-    patience = "SET LOCAL lock_timeout = '60s';\n" if dialect == "postgres" else ""
-    return patience + _LEDGER[dialect] + record + migration.sql
+    return _PATIENCE[dialect] + _LEDGER[dialect] + record + migration.sql
 
 
 def _commands(migration: Migration) -> str:
@@ -117,6 +127,8 @@ def _commands(migration: Migration) -> str:
     }
     return json.dumps({"record": record, "commands": json.loads(migration.sql)})
 
+
+_PATIENCE: dict[Dialect, str] = {"postgres": "SET LOCAL lock_timeout = '60s';\n", "sqlite": ""}
 
 _LEDGER: dict[Dialect, str] = {
     "postgres": """

@@ -278,12 +278,16 @@ def _check_durability(connection: sqlite3.Connection) -> list[tuple[str, bool, s
     ]
 
 
+_MISSING = ("no such table", "no such column", "no such index", "has no column named")
+
+
 def _translate(error: sqlite3.Error, path: str) -> DatabaseError:
     text = str(error)
+    # First of all: the column that is missing may be called locked_at.
+    if any(words in text for words in _MISSING):
+        return SchemaError(f"{text}; run `homing migrate`")
     if "locked" in text or "busy" in text:
         return Conflict(f"{path} is locked by another process: {text}")
-    if "no such table" in text or "no such column" in text:
-        return SchemaError(f"{text}; run `homing migrate`")
     if "unable to open" in text:
         return Unreachable(f"cannot open {path}: {text}; check that the folder exists and may be written")
     if "not a database" in text:

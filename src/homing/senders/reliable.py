@@ -10,7 +10,8 @@
 * **Rate.** Every call of the inner sender takes a token from the bucket of its key, retries included.
   Who finds none waits in line.
 * **Equal mails.** Calls under way with the same key (`MailMessage.merge_key`) and the same recipients
-  share one result. Nothing is remembered afterwards.
+  share one result. Nothing is remembered afterwards. When the first of them is called off, the others
+  are told that nobody knows (`unknown`).
 
 Nothing is raised, whatever the inner sender does (NTF-20).
 """
@@ -105,16 +106,17 @@ class ReliableMailSender:
         if merge_key is None:
             return await self._try(message, limit)
         key = (merge_key, limit, message.recipients)
-        flight = self._flights.get(key)
-        if flight is None or flight.abandoned:
-            flight = self._flights[key] = _Flight()
-            flight.task = asyncio.get_running_loop().create_task(self._fly(key, flight, message, limit))
-        waiter = flight.join()
+        if (flight := self._flights.get(key)) is not None:
+            return await flight.join()
+        flight = self._flights[key] = _Flight()
+        # This is what the others are told when whoever began is called off: nobody knows how far it had come.
+        delivery = Delivery(self._unknown("the call was given up"), ())
         try:
-            return await waiter
-        except asyncio.CancelledError:
-            await flight.leave(waiter)
-            raise
+            delivery = await self._try(message, limit)
+        finally:
+            del self._flights[key]
+            flight.land(delivery)
+        return delivery
 
     def usable(self) -> bool:
         return self._inner.usable()
@@ -123,25 +125,7 @@ class ReliableMailSender:
         return await self._inner.available()
 
     async def close(self) -> None:
-        """End what is under way, and close the inner sender."""
-        tasks = [flight.task for flight in self._flights.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await self._inner.close()
-
-    async def _fly(self, key: _Key, flight: _Flight, message: MailMessage, limit: str) -> None:
-        """The work of all callers with one key, in a task of its own: no caller's end is its end."""
-        try:
-            delivery = await self._try(message, limit)
-        except BaseException:
-            # Ended from outside, by `close` or with the loop. Nobody knows how far it had come.
-            flight.land(Delivery(self._unknown("the sender was closed"), ()))
-            raise
-        finally:
-            if self._flights.get(key) is flight:
-                del self._flights[key]
-        flight.land(delivery)
 
     # Tries
 
@@ -179,6 +163,9 @@ class ReliableMailSender:
         """Seconds until the next try; None when the last one stands."""
         last, tries = attempts[-1], len(attempts)
         if tries >= len(self._retries.waits) or not last.attempted or not is_retryable(last):
+            return None
+        if last.unknown:
+            # It may have been taken, and each further try may be a double: that is for the queue to weigh.
             return None
         wait = max(self._retries(tries, self._rand), last.retry_after or 0.0)
         if last.retry_after is not None and last.retry_after > self._longest_wait:
@@ -221,28 +208,20 @@ class _Line:
 
 
 class _Flight:
-    """One call for all who ask for the same; it is called off when the last of them is."""
+    """One call, made by the first who asked; the others wait for what becomes of it.
 
-    __slots__ = ("_waiting", "abandoned", "task")
+    It runs in the task of the first: one of its own for each mail would cost as much as rendering it.
+    """
+
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self.task: asyncio.Task[None]
-        #: Nobody waits any more; who comes now needs a flight of their own.
-        self.abandoned = False
         self._waiting: list[asyncio.Future[Delivery]] = []
 
-    def join(self) -> asyncio.Future[Delivery]:
-        waiter: asyncio.Future[Delivery] = self.task.get_loop().create_future()
+    async def join(self) -> Delivery:
+        waiter: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
-        return waiter
-
-    async def leave(self, waiter: asyncio.Future[Delivery]) -> None:
-        self._waiting.remove(waiter)
-        if not self._waiting:
-            self.abandoned = True
-            self.task.cancel()
-            # As if there were no task between: whoever is called off has let go of everything.
-            await asyncio.wait([self.task])
+        return await waiter
 
     def land(self, delivery: Delivery) -> None:
         for waiter in self._waiting:

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.lanes.open_events.desk import opened_desk
 from tests.notifications import OtherProgram, notification_bench, other_program
 
 from homing.db import Database, connect
@@ -146,6 +147,39 @@ async def test_a_worker_works_on_what_was_taken_over(database_url: str) -> None:
             assert line["event_type"] == "notify_sent"
 
 
+_DEFAULTS = {
+    "open_events": FOREIGN["open_events"]
+    .replace("seat_delta INTEGER", "seat_delta INTEGER NOT NULL DEFAULT 0")
+    .replace("payload TEXT", "payload TEXT NOT NULL DEFAULT '{}'"),
+    "subscriptions": FOREIGN["subscriptions"]
+    .replace("locale TEXT", "locale TEXT NOT NULL DEFAULT 'en'")
+    .replace("metadata TEXT", "metadata TEXT NOT NULL DEFAULT '{}'"),
+    "subscription_events": FOREIGN["subscription_events"].replace("payload TEXT", "payload TEXT NOT NULL"),
+}
+
+
+@pytest.mark.clause("NTF-01", "NTF-23")
+@pytest.mark.parametrize("tables", [FOREIGN, {**FOREIGN, **_DEFAULTS}], ids=["the origin's", "no nulls"])
+async def test_flips_and_subscriptions_work_on_what_was_taken_over(
+    database_url: str, tables: dict[str, str]
+) -> None:
+    """What is not said is left to the defaults of the other program's columns."""
+    async with taken(database_url, **tables) as (database, other):
+        assert await refusals(database) == []
+        async with opened_desk(database_url) as desk:
+            await desk.subscribe("ann@example.org")
+            assert await desk.subscriptions.confirm([1], "ann@example.org") == [1]
+            assert (await desk.flip()).notifications == 1
+            await desk.subscriptions.unsubscribe(1, "api")
+            await desk.subscribe("ann@example.org")
+            assert (await desk.row(1))["status"] == "pending"
+        (event,) = await other.sql("SELECT * FROM open_events")
+        assert event["detected_by"] == "homing"
+        if tables is not FOREIGN:
+            assert (event["seat_delta"], event["payload"]) == (0, "{}")
+            assert (await other.sql("SELECT locale FROM subscriptions")) == [{"locale": "en"}]
+
+
 def changed(table: str, before: str, after: str) -> dict[str, str]:
     assert before in FOREIGN[table]
     return {table: FOREIGN[table].replace(before, after)}
@@ -208,6 +242,27 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "a value that nobody knows": (
         changed("subscription_events", "payload TEXT", "payload TEXT, tenant TEXT NOT NULL"),
         "subscription_events.tenant wants a value that Homing does not know",
+    ),
+    "an event's value that nobody knows": (
+        changed("open_events", "payload TEXT", "payload TEXT, tenant TEXT NOT NULL"),
+        "open_events.tenant wants a value that Homing does not know",
+    ),
+    "a notification's value that nobody knows": (
+        changed("open_event_notifications", "error TEXT", "error TEXT, tenant TEXT NOT NULL"),
+        "open_event_notifications.tenant wants a value that Homing does not know",
+    ),
+    "a subscription's value that nobody knows": (
+        changed("subscriptions", "favourite_colour TEXT", "favourite_colour TEXT NOT NULL"),
+        "subscriptions.favourite_colour wants a value that Homing does not know",
+    ),
+    "events without numbers": (
+        changed("open_events", "open_event_id INTEGER PRIMARY KEY AUTOINCREMENT",
+                "open_event_id BIGINT NOT NULL PRIMARY KEY"),
+        "open_events.open_event_id does not number its rows",
+    ),
+    "a history without a key": (
+        changed("subscription_events", "event_id INTEGER PRIMARY KEY AUTOINCREMENT", "id INTEGER"),
+        "subscription_events has no column event_id",
     ),
     "lines without numbers": (
         changed("subscription_events", "event_id INTEGER PRIMARY KEY AUTOINCREMENT",

@@ -110,7 +110,14 @@ async def test_other_sections_are_other_events(desk: Desk) -> None:
 
 @pytest.mark.clause("NTF-23", "NTF-01")
 async def test_an_event_that_another_program_recorded_is_known(desk: Desk) -> None:
-    forms = ["{0:%Y-%m-%d %H:%M:%S}", "{0:%Y-%m-%dT%H:%M:%S}.250+00:00", "{0:%Y-%m-%dT%H:%MZ}"]
+    forms = [
+        "{0:%Y-%m-%d %H:%M:%S}",
+        "{0:%Y-%m-%dT%H:%M:%S}.250+00:00",
+        "{0:%Y-%m-%dT%H:%MZ}",
+        # Not known to julianday().
+        "{0:%Y%m%dT%H%M%SZ}",
+        "{0:%Y-%m-%dT%H:%M:%S}+0000",
+    ]
     for index, form in enumerate(forms):
         text: Any = form.format(EDGE)
         row = {
@@ -241,6 +248,40 @@ async def test_an_opening_marks_its_section_and_finds_its_id(desk: Desk) -> None
     assert (await desk.sql("SELECT section_id FROM open_events"))[0]["section_id"] == section
     states = await desk.sql("SELECT open_status FROM sections ORDER BY section_id")
     assert [row["open_status"] for row in states] == ["OPEN", "CLOSED"]
+
+
+@pytest.mark.clause("NTF-23")
+async def test_a_section_that_closes_and_opens_again_at_once_is_open(desk: Desk) -> None:
+    """Nobody is told a second time; what the section is, is noted all the same."""
+    await desk.insert("sections", "section_id", **SECTION, open_status="CLOSED")
+    await desk.subscriber()
+
+    async def status() -> str:
+        return str((await desk.sql("SELECT open_status FROM sections"))[0]["open_status"])
+
+    assert (await _at(desk)).verdict == "opened"
+    await desk.flip(EDGE + timedelta(seconds=20), statusBefore="Open", statusAfter="Closed")
+    assert (await _at(desk)).verdict == "duplicate"
+    assert await status() == "CLOSED", "the same opening, told once more, is no news"
+    assert await _at(desk, seconds=40) == FlipReply(1, 0, True, "duplicate")
+    assert await status() == "OPEN"
+
+
+@pytest.mark.clause("NTF-23")
+async def test_what_one_flip_is_refused_stops_no_other(desk: Desk) -> None:
+    """A table of another program may have rules of its own; here one for one section."""
+    if _is_postgres(desk):
+        rule = "ALTER TABLE open_events ADD CHECK (index_number <> '2')"
+    else:
+        rule = """CREATE TRIGGER refuse BEFORE INSERT ON open_events
+            WHEN new.index_number = '2' BEGIN SELECT RAISE(ABORT, 'not here'); END"""
+    await desk.database.run_script(rule + ";")
+    flips = [msgspec.Raw(msgspec.json.encode({**OPENED, "indexNumber": index})) for index in "123"]
+    answer = await desk.fanout.record_all(flips, NOON)
+    assert [item["verdict"] for item in answer["items"]] == ["opened", "failed", "opened"]
+    assert answer["items"][1]["error"]["code"] == "INTERNAL_ERROR"
+    assert "not here" not in str(answer)
+    assert await desk.count("open_events") == 2
 
 
 async def test_what_the_mail_will_say_is_kept_as_it_was(desk: Desk) -> None:

@@ -75,7 +75,9 @@ async def _raw(address: str, request: bytes) -> tuple[int, bytes]:
 def _mail(desk: Desk, id: int) -> Any:
     message = MailMessage(
         message_id="<1@seats.example>", date=datetime.now(UTC), sender="seats@example.com",
-        recipients=(ANN,), subject="A seat", text="Open.", unsubscribe_url=_unsubscribe(desk, id),
+        recipients=(ANN,), subject="A seat", text="Open.",
+        # As the proxy with TLS that stands in front is called.
+        unsubscribe_url=_unsubscribe(desk, id).replace("http:", "https:"),
     )  # fmt: skip
     return email.message_from_bytes(assemble(message), policy=email.policy.default)
 
@@ -245,6 +247,42 @@ async def test_a_confirmation_does_not_undo_an_unsubscription(desk: Desk) -> Non
     assert await _status(desk, 1) == "unsubscribed"
 
 
+async def test_a_link_from_before_an_unsubscription_confirms_nothing_afterwards(desk: Desk) -> None:
+    """Somebody else may have asked again: only the mail about that confirms it."""
+    await desk.subscribe(ANN)
+    for times in (1, 2):
+        await desk.client.post(_unsubscribe(desk, 1))
+        await desk.subscribe(ANN)
+        assert len(desk.mails) == times + 1, "a mail whose link is void is not waited for"
+        for mail in desk.mails[:-1]:
+            assert (await desk.client.get(mail.url)).status_code == 404
+            assert (await desk.client.post(mail.url)).status_code == 404
+    assert await _status(desk, 1) == "pending"
+    assert "Your alerts are on" in (await desk.client.post(desk.mails[-1].url)).text
+    assert await _status(desk, 1) == "active"
+
+
+@pytest.mark.parametrize(("status", "words"), [("suppressed", "Stopped"), ("paused", "Paused")])
+async def test_who_confirms_what_is_not_to_be_confirmed_sees_what_it_is(
+    desk: Desk, status: str, words: str
+) -> None:
+    id = await desk.subscriber(ANN, status=status)
+    link = desk.links.confirm_url(id, ANN, now=desk.clock())
+    for response in (await desk.client.get(link), await desk.client.post(link)):
+        assert response.status_code == 200
+        assert words in response.text
+        assert "Your alerts are on" not in response.text
+    assert await _status(desk, id) == status
+    # What else waits for the address is confirmed by it all the same.
+    other = await desk.subscriber(ANN, status="pending", index_number="54321")
+    form = _Form(await desk.client.get(link))
+    answer = await desk.client.post(form.action, data=form.fields)
+    assert "Your alerts are on" in answer.text
+    assert "54321" in answer.text
+    assert "12345" not in answer.text
+    assert [await _status(desk, one) for one in (id, other)] == [status, "active"]
+
+
 # ── manage ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -275,6 +313,17 @@ async def test_preferences_are_changed_by_the_form(desk: Desk) -> None:
     assert {name: shown[name] for name in fields} == fields, "and the form shows what was saved"
     await _manage(desk, id, "save", **dict.fromkeys(fields, ""))
     assert json.loads((await desk.row(id))["metadata"]) == {"source": "app", "preferences": {"notifyOn": []}}
+
+
+async def test_a_snooze_without_a_window_keeps_its_time_zone(sqlite_desk: Desk) -> None:
+    id = await sqlite_desk.subscriber(ANN)
+    fields = {"notifyOn": "open", "timeZone": "Asia/Tokyo", "snoozeUntil": "2030-07-01T08:00"}
+    for _ in range(2):
+        shown = _Form(await _manage(sqlite_desk, id, "save", **fields), "save").fields
+        assert {name: shown[name] for name in fields} == fields
+        fields = {name: shown[name] for name in fields}
+    wishes = json.loads((await sqlite_desk.row(id))["metadata"])["preferences"]
+    assert wishes["snoozeUntil"] == "2030-06-30T23:00:00.000Z"
 
 
 async def test_mistakes_are_shown_with_what_was_typed_and_nothing_is_saved(sqlite_desk: Desk) -> None:

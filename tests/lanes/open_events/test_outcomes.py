@@ -203,11 +203,16 @@ TABLE: dict[str, Case] = {
         clause="NTF-15", row={"fanout_attempts": 7},
         status="failed", attempts=7, error=told("attempts_used_up", "no attempts are left"),
         history=("notify_failed",)),
+    "expired after it waited": Case(
+        clause="NTF-24", row={"error": '{"code":"outside_window","message":"snoozed"}'},
+        event={"event_at": ago(days=2)},
+        status="expired", attempts=0, error=told("expired", "the event is too old"),
+        history=("notify_failed",)),
     # ── it waits ─────────────────────────────────────────────────────────────────────────────────
     "snoozed for years": Case(
         clause="NTF-23",
         subscription={"metadata": '{"preferences": {"snoozeUntil": "2099-01-01T00:00:00Z"}}'},
-        status="pending", attempts=0, error=None, due_in=900.0),
+        status="pending", attempts=0, error=told("outside_window", "snoozed"), due_in=900.0),
     "outside of the window": Case(
         clause="NTF-23", subscription={"metadata": closed_window()},
         row={"fanout_attempts": 1, "error": EARLIER},

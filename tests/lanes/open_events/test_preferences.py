@@ -53,13 +53,10 @@ def test_all_preferences_are_read() -> None:
     "metadata",
     [
         None, "", " ", "null", "[]", "5", '"text"', "{}", "{", '{"preferences": 5}', '{"preferences": {}}',
-        '{"preferences": {"notifyOn": 5, "snoozeUntil": 5, "maxNotifications": "x", "deliveryWindow": []}}',
-        '{"snoozeUntil": "tomorrow", "maxNotifications": true}', '{"maxNotifications": -1}',
-        '{"maxNotifications": 1.5}', '{"maxNotifications": 1e400}', '{"snoozeUntil": ""}',
-        '{"deliveryWindow": {"startMinutes": 480}}',
-        '{"deliveryWindow": {"startMinutes": 480, "endMinutes": 1440}}',
-        '{"deliveryWindow": {"startMinutes": -1, "endMinutes": 5}}',
-        '{"deliveryWindow": {"startMinutes": "480", "endMinutes": 5}}',
+        '{"preferences": {"notifyOn": 5, "snoozeUntil": "", "maxNotifications": "x", "deliveryWindow": {}}}',
+        '{"snoozeUntil": null, "maxNotifications": true, "deliveryWindow": false}',
+        '{"maxNotifications": -1}',
+        '{"maxNotifications": 1.5}', '{"maxNotifications": 1e400}', '{"snoozeUntil": 0}',
         "[" * 100_000, "\ud800",
     ],
 )  # fmt: skip
@@ -70,8 +67,12 @@ def test_what_is_unusable_counts_as_left_out(metadata: str | None) -> None:
 @pytest.mark.clause("NTF-23")
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [(["open"], True), (["OPEN "], True), ("open", True), ([], False), (["closed"], False), ([5], False)],
-)
+    [
+        (["open"], True), (["OPEN "], True), ("open", True), ([], False), (["closed"], False), ([5], False),
+        ({"open": True}, True), ({"Open": 1}, True), ({"open": False}, False), ({"closed": True}, False),
+        (True, True), (False, False), (None, True),
+    ],
+)  # fmt: skip
 def test_who_wants_to_know_of_openings(given: Any, wanted: bool) -> None:
     assert preferences(notifyOn=given).wants_open is wanted
 
@@ -88,6 +89,42 @@ def test_a_zone_that_does_not_exist_is_the_default_one() -> None:
 )
 def test_a_snooze_is_an_instant_in_any_iso_form(text: str, moment: datetime) -> None:
     assert preferences(snoozeUntil=text).snooze_until == moment
+
+
+@pytest.mark.clause("NTF-23")
+@pytest.mark.parametrize("number", [1780315200, 1780315200.0, 1780315200000, "1780315200", "1780315200000"])
+def test_a_snooze_may_be_a_number_of_seconds_or_milliseconds(number: Any) -> None:
+    assert preferences(snoozeUntil=number).snooze_until == NOON
+
+
+@pytest.mark.clause("NTF-23")
+@pytest.mark.parametrize(
+    ("start", "end", "window"),
+    [(480, 1440, (480, 1439)), (1440, 480, (0, 480)), (0, 1440, (0, 1439)), ("480", "1200", (480, 1200))],
+)
+def test_a_window_may_end_at_midnight(start: Any, end: Any, window: tuple[int, int]) -> None:
+    given = {"startMinutes": start, "endMinutes": end}
+    assert preferences(deliveryWindow=given).window == DeliveryWindow(*window)
+
+
+@pytest.mark.clause("NTF-23")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"snoozeUntil": "tomorrow"}, {"snoozeUntil": 1e30}, {"snoozeUntil": ["2030-01-01"]},
+        {"snoozeUntil": True}, {"snoozeUntil": "9" * 5000}, {"deliveryWindow": "08:00-22:00"},
+        {"deliveryWindow": {"startMinutes": 480}}, {"deliveryWindow": {"start": "08:00", "end": "22:00"}},
+        {"deliveryWindow": {"startMinutes": -1, "endMinutes": 5}},
+        {"deliveryWindow": {"startMinutes": 0, "endMinutes": 1441}},
+    ],
+)  # fmt: skip
+def test_a_time_that_cannot_be_read_holds_the_mail_back(given: dict[str, Any]) -> None:
+    """A mail at night cannot be taken back; whoever mends the column in time still gets it."""
+    wishes = preferences(**given)
+    assert wishes.wants_open
+    waits = waits_until(wishes, NOON)
+    assert waits is not None
+    assert waits > NOON + timedelta(hours=1)
 
 
 def test_a_change_keeps_what_is_not_ours() -> None:

@@ -126,9 +126,73 @@ async def test_who_unsubscribed_and_asks_again_has_to_confirm_again(desk: Desk) 
     assert await desk.count("subscriptions") == 1
     assert len(desk.mails) == 1
     changed = {"from": "unsubscribed", "to": "pending", "reason": "subscribed_again"}
-    assert await desk.events(id) == [("status_changed", changed), ("verification_sent", None)]
+    assert await desk.events(id) == [("status_changed", changed), ("verification_sent", {})]
     await desk.flip()
     assert await desk.told() == []
+
+
+@pytest.mark.parametrize("hash", [None, "", "made in another way"])
+async def test_an_address_that_another_program_subscribed_is_known(desk: Desk, hash: str | None) -> None:
+    """By the address itself: two rows would be two mails for one opening."""
+    id = await desk.subscriber(" Ann@Example.org", contact_hash=hash)
+    await desk.subscribe(ANN)
+    assert await desk.count("subscriptions") == 1
+    assert desk.mails == []
+    assert [row["subscription_id"] for row in await desk.subscriptions.page(email=ANN)] == [id]
+    waiting = await desk.subscriber(ANN, contact_hash=hash, status="pending", index_number="1")
+    assert [row["subscription_id"] for row in await desk.subscriptions.waiting_for(ANN)] == [waiting]
+    await desk.happened(waiting, "verification_sent")
+    await desk.subscribe(ANN, indexNumber="2")
+    assert [mail.send_at is None for mail in desk.mails] == [False], (
+        "one mail in ten minutes, whoever sent it"
+    )
+
+
+async def test_a_key_of_another_program_tells_nobody_who_is_subscribed(desk: Desk) -> None:
+    """It may take for one what we take for two; then it is known, and the answer is the same."""
+    await desk.database.run_script("CREATE UNIQUE INDEX theirs ON subscriptions (term_id, index_number);")
+    await desk.subscriber("ben@example.org")
+    await desk.subscribe(ANN)
+    assert await desk.count("subscriptions") == 1
+    assert await desk.count("subscription_events") == 0
+    assert desk.mails == []
+
+
+async def test_a_confirmation_by_another_program_counts_in_any_form_of_its_time(sqlite_url: str) -> None:
+    async with opened_desk(sqlite_url) as desk:
+        id = await desk.subscriber(ANN, status="pending")
+        now = f"{desk.clock():%Y%m%dT%H%M%SZ}"
+        await desk.insert(
+            "subscription_events", "event_id",
+            subscription_id=id, event_type="verification_sent", created_at=now,
+        )  # fmt: skip
+        await desk.subscribe(ANN)
+        assert [mail.send_at for mail in desk.mails] == [desk.clock() + timedelta(minutes=10)]
+
+
+async def test_what_was_suppressed_stays_suppressed(desk: Desk) -> None:
+    """To unsubscribe and to ask again does not wash it off."""
+    id = await desk.subscriber(ANN, status="suppressed")
+    for _ in range(2):
+        await desk.subscriptions.unsubscribe(id, "link")
+        await desk.subscribe(ANN)
+        assert (await desk.row(id))["status"] == "suppressed"
+        assert await desk.subscriptions.confirm([id], ANN) == []
+    changed = {"from": "unsubscribed", "to": "suppressed", "reason": "subscribed_again"}
+    assert (await desk.events(id))[-1] == ("status_changed", changed)
+    assert desk.mails == []
+    # Who was let in again by an operator, and leaves then, may come back.
+    await desk.sql("UPDATE subscriptions SET status = 'active' WHERE subscription_id = :id", id=id)
+    await desk.subscriptions.unsubscribe(id, "link")
+    await desk.subscribe(ANN)
+    assert (await desk.row(id))["status"] == "pending"
+
+
+async def test_wishes_from_before_an_unsubscription_are_forgotten(desk: Desk) -> None:
+    id = await desk.subscriber(ANN, status="unsubscribed", locale="zh-CN", preferences={"notifyOn": []})
+    await desk.subscribe(ANN)
+    row = await desk.row(id)
+    assert (row["locale"], json.loads(row["metadata"])) == ("zh-CN", {})
 
 
 async def test_of_several_rows_of_one_contact_the_living_one_counts(desk: Desk) -> None:
@@ -171,7 +235,7 @@ async def test_a_confirmation_makes_it_active_once(desk: Desk) -> None:
     row = await desk.row(1)
     assert (row["status"], row["is_verified"]) == ("active", 1)
     assert (await desk.events(1))[2:] == [
-        ("verified", None),
+        ("verified", {}),
         ("status_changed", {"from": "pending", "to": "active"}),
     ]
     assert (await desk.flip()).notifications == 1

@@ -84,15 +84,31 @@ _KEYS = {
     _NOTIFICATIONS: "notification_id",
     _SUBSCRIPTIONS: "subscription_id",
 }
+_NUMBERS = {**_KEYS, _HISTORY: "event_id"}
 #: Written as NULL, whatever it was.
 _EMPTIED = {
     _NOTIFICATIONS: ("locked_by", "locked_at", "error", "due_at", "due_attempts", "lock_written_at"),
     _HISTORY: ("section_status_snapshot",),
 }
-#: What a worker writes of a history's line; everything else must do without.
-_GIVEN = frozenset(
-    {"event_id", "subscription_id", "event_type", "section_status_snapshot", "payload", "created_at"}
-)
+#: What is known of a row that is added, by a worker or by the API; everything else must do without.
+_GIVEN = {
+    _EVENTS: frozenset(
+        {
+            *_NEEDED[_EVENTS],
+            *_ADDED[_EVENTS],
+            *("status_before", "seat_delta", "detected_by", "snapshot_id"),
+        }
+    ),
+    _NOTIFICATIONS: frozenset({*_NEEDED[_NOTIFICATIONS], *_ADDED[_NOTIFICATIONS]}),
+    _SUBSCRIPTIONS: frozenset(
+        {
+            *_NEEDED[_SUBSCRIPTIONS],
+            *_ADDED[_SUBSCRIPTIONS],
+            *("section_id", "contact_hash", "is_verified", "created_at", "unsubscribe_token"),
+        }
+    ),
+    _HISTORY: frozenset({*_NEEDED[_HISTORY], *_ADDED[_HISTORY]}),
+}
 _WORDS = {
     (_NOTIFICATIONS, "fanout_status"): STATES,
     (_SUBSCRIPTIONS, "status"): ("pending", "active", "paused", "suppressed", "unsubscribed"),
@@ -164,12 +180,17 @@ def _of_nulls(table: Table) -> Iterator[str]:
     for name in _EMPTIED.get(table.name, ()):
         if name in table.columns and table.columns[name].is_required:
             yield f"{table.name}.{name} is NOT NULL; a row that nobody holds has nothing there"
-    if table.name == _HISTORY:
-        for column in table.columns.values():
-            if column.name not in _GIVEN and column.is_required and not column.has_default:
-                yield f"{table.name}.{column.name} wants a value that Homing does not know; give it a default"
-        if not table.columns["event_id"].has_default:
-            yield f"{table.name}.event_id does not number its rows; Homing adds lines without knowing theirs"
+    if table.name in _GIVEN:
+        yield from _of_new_rows(table)
+
+
+def _of_new_rows(table: Table) -> Iterator[str]:
+    for column in table.columns.values():
+        if column.name not in _GIVEN[table.name] and column.is_required and not column.has_default:
+            yield f"{table.name}.{column.name} wants a value that Homing does not know; give it a default"
+    key = _NUMBERS[table.name]
+    if key in table.columns and not table.columns[key].has_default:
+        yield f"{table.name}.{key} does not number its rows; Homing adds some without knowing theirs"
 
 
 async def _of_contents(look: _Sqlite | _Postgres, table: Table) -> list[str]:

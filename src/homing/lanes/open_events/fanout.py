@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from homing.db import Database, Row, iso
-from homing.errors import Conflict, InvalidRequest
+from homing.errors import Conflict, InvalidRequest, Refused
+from homing.lanes.open_events.insertions import queries_without
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
-from homing.lanes.open_events.sql import patiently, queries_of
+from homing.lanes.open_events.sql import patiently
 from homing.lanes.open_events.words import Word, check_plain
 from homing.senders.drafts import check_texts
 from homing.strict_json import decode
@@ -40,6 +41,11 @@ _FIRST_YEAR = 1970
 _LARGEST_PAYLOAD = 16 * 1024
 #: How many preferences are read before others get their turn.
 _AT_ONCE = 500
+
+#: Who saw it, where that is not said: a table of another program may want to know.
+_OURSELVES = "homing"
+#: What a flip may do without; the columns have defaults of their own.
+_OPTIONAL = ("section_id", "seat_delta", "snapshot_id", "payload")
 
 _STATUSES = "Open, Closed or Wait, in any spelling"
 
@@ -85,7 +91,7 @@ class Flip(Struct, frozen=True, kw_only=True):
     status_after: Status
     seat_delta: int | None
     event_at: str | None
-    detected_by: str | None
+    detected_by: str
     snapshot_id: int | None
     dedupe_key: str
     trace_id: str
@@ -121,7 +127,7 @@ class Fanout:
     def __init__(self, database: Database, telemetry: Telemetry) -> None:
         self._database = database
         self._telemetry = telemetry
-        self._queries = queries_of("fanout", database.dialect)
+        self._queries = queries_without("fanout", database.dialect)
 
     async def record(self, flip: Flip) -> FlipReply:
         """Write down what happened, once, whoever else says so at the same time."""
@@ -132,6 +138,7 @@ class Fanout:
         # A look before the lock: pollers repeat themselves, and that need not keep anybody waiting.
         known = await self._run("near", **_parameters(flip))
         if known:
+            await self._note_reopening(flip, known[0]["open_event_id"])
             return _duplicate(known)
         reply = await patiently(lambda: self._open(flip))
         self._telemetry.enqueued("open_events", reply.notifications)
@@ -151,18 +158,23 @@ class Fanout:
         try:
             reply = await self.record(flip_of(decode(item, FlipRequest), now))
         except InvalidRequest as error:
-            details = {"field": error.field} if error.field else {}
-            said = {"code": "INVALID_REQUEST", "message": str(error), "details": details}
-            return {"verdict": "invalid", "error": said}
+            return _wrong("invalid", "INVALID_REQUEST", str(error), error.field)
+        except Refused as error:
+            # A table of another program may have rules of its own; those who call need not know them.
+            self._telemetry.log.warning("open_events.flip_refused", error=str(error))
+            return _wrong("failed", "INTERNAL_ERROR", "the tables do not take this flip; the log has more")
+        except Conflict as error:
+            return _wrong("failed", "CONFLICT", str(error))
         answer: dict[str, Any] = msgspec.to_builtins(reply)
         return answer
 
     async def _open(self, flip: Flip) -> FlipReply:
         limits = await self._limits(flip)
         section = "|".join(flip.section.values())
-        flip = msgspec.structs.replace(flip, payload=await self._payload(flip))
+        flip = await self._described(flip)
         found = await self._run_together(
             ("lock_section", "near", "record", "mark_section"),
+            frozenset(name for name in _OPTIONAL if getattr(flip, name) is None),
             **_parameters(flip),
             **flip.section,
             section=section,
@@ -178,11 +190,16 @@ class Fanout:
         row = found["record"][0]
         return FlipReply(row["open_event_id"], row["notifications"], False, "opened")
 
-    async def _payload(self, flip: Flip) -> str | None:
-        """What a mail will say of the section, as of now: as it was told, else as the tables have it."""
-        known = [_told_by_tables(row) for row in await self._run("section", **flip.section)]
-        said = {**(known[0] if known else {}), **msgspec.json.decode(flip.payload or "{}")}
-        return _encode(said).decode() if said else None
+    async def _described(self, flip: Flip) -> Flip:
+        """With what a mail will say of the section, as of now: as it was told, else as the tables have it."""
+        rows = await self._run("section", **flip.section)
+        known = _told_by_tables(rows[0]) if rows else {}
+        said = {**known, **msgspec.json.decode(flip.payload or "{}")}
+        return msgspec.structs.replace(
+            flip,
+            section_id=rows[0]["section_id"] if flip.section_id is None and rows else flip.section_id,
+            payload=_encode(said).decode() if said else None,
+        )
 
     async def _limits(self, flip: Flip) -> list[dict[str, int]]:
         """For whom the most mails are not the default number: none for those who do not want to know."""
@@ -198,12 +215,21 @@ class Fanout:
         await patiently(lambda: self._run_together(mark, **flip.section, status=flip.status_after))
         return FlipReply(None, 0, False, "closed")
 
+    async def _note_reopening(self, flip: Flip, id: int) -> None:
+        """It closed and opened again so soon that nobody is told; it is open all the same."""
+        if await self._run("reopened", **_parameters(flip), open_event_id=id):
+            mark = ("mark_section",)
+            await patiently(lambda: self._run_together(mark, **flip.section, status=flip.status_after))
+
     async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
         return await patiently(lambda: self._database.fetch(self._queries[name], parameters))
 
-    async def _run_together(self, names: Sequence[str], **parameters: Any) -> Mapping[str, Sequence[Row]]:
-        present = [name for name in names if name in self._queries]
-        rows = await self._database.fetch_all([self._queries[name] for name in present], parameters)
+    async def _run_together(
+        self, names: Sequence[str], absent: frozenset[str] = frozenset(), /, **parameters: Any
+    ) -> Mapping[str, Sequence[Row]]:
+        queries = queries_without("fanout", self._database.dialect, absent)
+        present = [name for name in names if name in queries]
+        rows = await self._database.fetch_all([queries[name] for name in present], parameters)
         return dict(zip(present, rows, strict=True))
 
 
@@ -220,6 +246,11 @@ def _told_by_tables(row: Row) -> dict[str, Any]:
 def _limit(row: Row) -> dict[str, int]:
     wishes = read_preferences(row["metadata"])
     return {"id": row["id"], "most": wishes.max_notifications if wishes.wants_open else 0}
+
+
+def _wrong(verdict: str, code: str, message: str, field: str | None = None) -> dict[str, Any]:
+    details = {"field": field} if field else {}
+    return {"verdict": verdict, "error": {"code": code, "message": message, "details": details}}
 
 
 def _duplicate(rows: Sequence[Row]) -> FlipReply:
@@ -248,7 +279,7 @@ def flip_of(request: FlipRequest, now: datetime) -> Flip:
         status_after=after,
         seat_delta=request.seat_delta,
         event_at=iso(moment),
-        detected_by=request.detected_by,
+        detected_by=request.detected_by or _OURSELVES,
         snapshot_id=request.snapshot_id,
         dedupe_key=dedupe_key(*section, status=after, moment=moment),
         trace_id=request.trace_id or secrets.token_hex(16),

@@ -42,9 +42,20 @@ SELECT pg_advisory_xact_lock(hashtextextended('homing open_events ' || :section,
 WITH {flip}
 {near}
 
+-- name: reopened
+-- Whether the section is noted as closed though it was seen open after the opening that is known.
+WITH {flip}
+SELECT 1
+FROM flip
+JOIN open_events AS e ON e.open_event_id = :open_event_id
+JOIN sections AS s ON (s.term_id, s.campus_code, s.index_number)
+    = (flip.term_id, flip.campus_code, flip.index_number)
+WHERE flip.event_at > e.event_at AND lower(s.open_status) IS DISTINCT FROM 'open'
+LIMIT 1
+
 -- name: section
 -- What is known of a section now, for an event that does not say.
-SELECT s.section_number, s.subject_code, c.course_string, c.title
+SELECT s.section_id, s.section_number, s.subject_code, c.course_string, c.title
 FROM sections AS s LEFT JOIN courses AS c ON c.course_id = s.course_id
 WHERE s.term_id = :term_id AND s.campus_code = :campus_code AND s.index_number = :index_number
 ORDER BY s.section_id
@@ -63,14 +74,19 @@ WHERE term_id = :term_id AND campus_code = :campus_code AND index_number = :inde
 WITH {flip},
 event AS (
     INSERT INTO open_events (
-        section_id, term_id, campus_code, index_number, status_before, status_after, seat_delta, event_at,
-        detected_by, snapshot_id, dedupe_key, trace_id, payload, created_at)
+        section_id, -- given: section_id
+        seat_delta, -- given: seat_delta
+        snapshot_id, -- given: snapshot_id
+        payload, -- given: payload
+        term_id, campus_code, index_number, status_before, status_after, event_at, detected_by, dedupe_key, trace_id,
+        created_at)
     SELECT
-        coalesce(section_id, (SELECT min(s.section_id) FROM sections AS s
-                              WHERE (s.term_id, s.campus_code, s.index_number)
-                                  = (flip.term_id, flip.campus_code, flip.index_number))),
-        term_id, campus_code, index_number, status_before, status_after, seat_delta, event_at, detected_by,
-        snapshot_id, dedupe_key, trace_id, payload, statement_timestamp()
+        section_id, -- given: section_id
+        seat_delta, -- given: seat_delta
+        snapshot_id, -- given: snapshot_id
+        payload, -- given: payload
+        term_id, campus_code, index_number, status_before, status_after, event_at, detected_by, dedupe_key, trace_id,
+        statement_timestamp()
     FROM flip
     WHERE NOT EXISTS ({near})
     ON CONFLICT DO NOTHING

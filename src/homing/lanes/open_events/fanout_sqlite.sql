@@ -1,5 +1,6 @@
 -- A section's flips on SQLite: the same queries by the same names. There is no lock to take: every writing
--- transaction runs under BEGIN IMMEDIATE. Times of other programs are read by julianday(), to the millisecond.
+-- transaction runs under BEGIN IMMEDIATE. Times of other programs are read by julianday(), to the millisecond, and
+-- by a function of ours in the ISO forms that it does not know.
 
 -- fragment: now
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
@@ -21,7 +22,8 @@ SELECT open_event_id
 FROM (
     SELECT e.open_event_id, 0 AS distance FROM flip JOIN open_events AS e USING (dedupe_key)
     UNION ALL
-    SELECT e.open_event_id, round(abs(julianday(e.event_at) - julianday(flip.event_at)) * 86400, 3)
+    SELECT e.open_event_id,
+        round(abs(coalesce(julianday(e.event_at), iso_julianday(e.event_at)) - julianday(flip.event_at)) * 86400, 3)
     FROM flip JOIN open_events AS e USING (term_id, campus_code, index_number)
     WHERE lower(e.status_after) = 'open'
 )
@@ -43,9 +45,21 @@ LIMIT 1
 WITH {flip}
 {near}
 
+-- name: reopened
+-- Whether the section is noted as closed though it was seen open after the opening that is known.
+WITH {flip}
+SELECT 1
+FROM flip
+JOIN open_events AS e ON e.open_event_id = :open_event_id
+JOIN sections AS s ON s.term_id = flip.term_id AND s.campus_code = flip.campus_code
+    AND s.index_number = flip.index_number
+WHERE julianday(flip.event_at) > coalesce(julianday(e.event_at), iso_julianday(e.event_at))
+  AND lower(s.open_status) IS NOT 'open'
+LIMIT 1
+
 -- name: section
 -- What is known of a section now, for an event that does not say.
-SELECT s.section_number, s.subject_code, c.course_string, c.title
+SELECT s.section_id, s.section_number, s.subject_code, c.course_string, c.title
 FROM sections AS s LEFT JOIN courses AS c ON c.course_id = s.course_id
 WHERE s.term_id = :term_id AND s.campus_code = :campus_code AND s.index_number = :index_number
 ORDER BY s.section_id
@@ -63,14 +77,19 @@ WHERE term_id = :term_id AND campus_code = :campus_code AND index_number = :inde
 -- `:default_limit`. Three statements: a statement here writes one table, and the last one answers.
 WITH {flip}
 INSERT INTO open_events (
-    section_id, term_id, campus_code, index_number, status_before, status_after, seat_delta, event_at,
-    detected_by, snapshot_id, dedupe_key, trace_id, payload, created_at)
+    section_id, -- given: section_id
+    seat_delta, -- given: seat_delta
+    snapshot_id, -- given: snapshot_id
+    payload, -- given: payload
+    term_id, campus_code, index_number, status_before, status_after, event_at, detected_by, dedupe_key, trace_id,
+    created_at)
 SELECT
-    coalesce(flip.section_id, (SELECT min(s.section_id) FROM sections AS s
-                               WHERE s.term_id = flip.term_id AND s.campus_code = flip.campus_code
-                                 AND s.index_number = flip.index_number)),
-    term_id, campus_code, index_number, status_before, status_after, seat_delta, event_at, detected_by,
-    snapshot_id, dedupe_key, trace_id, payload, {now}
+    section_id, -- given: section_id
+    seat_delta, -- given: seat_delta
+    snapshot_id, -- given: snapshot_id
+    payload, -- given: payload
+    term_id, campus_code, index_number, status_before, status_after, event_at, detected_by, dedupe_key, trace_id,
+    {now}
 FROM flip
 WHERE NOT EXISTS ({near});
 

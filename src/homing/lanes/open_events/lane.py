@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.engine.model import (
     Bury,
@@ -30,7 +31,7 @@ from homing.engine.policy import Policy, Schedule
 from homing.lanes.open_events.last_look import LastLook
 from homing.lanes.open_events.letters import Letters
 from homing.lanes.open_events.notification import Notification, OpenEvent, Subscriber
-from homing.lanes.open_events.notifications import Notifications
+from homing.lanes.open_events.notifications import Notifications, Standing
 from homing.lanes.open_events.payload import Jobs, Unusable, check
 from homing.lanes.open_events.preferences import Preferences, read_preferences, waits_until
 from homing.senders.addresses import InvalidAddress, check_address, parse_address
@@ -118,25 +119,31 @@ class OpenEventsLane:
         message = self._compose(claim, event, subscriber)
         if not isinstance(message, MailMessage):
             return message
-        with self._last_look.expecting(message, item):
+        with self._last_look.expecting(
+            message, claim, lambda standing: self._second_thoughts(claim, event, subscriber, standing)
+        ) as look:
             result = await self._sender.send(message)
         if result.status == "failed" and not result.attempted:
-            return await self._reconsider(claim, event)
+            return look.found or _changed()
         return conclude(result)
 
-    async def _reconsider(self, claim: Claim[Notification], event: OpenEvent) -> Outcome:
-        """The subscription has changed since it was claimed: what it says now counts."""
-        standing = await self.store.standing(claim.item.subscription_id)
-        read = claim.item.subscriber
-        if standing is None or read is None:
+    def _second_thoughts(
+        self, claim: Claim[Notification], event: OpenEvent, read: Subscriber, standing: Standing | None
+    ) -> Outcome | None:
+        """What has come up since the claim; None when the mail may go out as it was made."""
+        if standing is None or standing.fence != claim.fence:
+            # Whatever is said here is refused: the row is another's.
+            return _wait("taken_over", "the notification is another worker's by now", 0.0)
+        if not standing.subscribed:
             return _orphaned("subscription")
-        now = msgspec.structs.replace(
+        now = replace(
             read,
             contact_value=standing.contact_value,
             status=standing.status,
             metadata=standing.metadata,
         )
-        return self._objection(claim, event, now) or _wait("changed", "the subscription has changed", 0.0)
+        objection = self._objection(claim, replace(event, expired=standing.expired), now)
+        return objection or (None if now == read else _changed())
 
     # ── whether ──────────────────────────────────────────────────────────────────────────────────
 
@@ -251,6 +258,10 @@ def _wait(code: str, message: str, seconds: float) -> Retry:
     return Retry(Failure(code, message), seconds, charged=False)
 
 
+def _changed() -> Retry:
+    return _wait("changed", "the subscription has changed", 0.0)
+
+
 def _orphaned(what: str) -> Reject:
     code = what.replace(" ", "_") + "_missing"
     return Reject(Failure(code, f"there is no such {what}"))
@@ -322,7 +333,9 @@ def transition(claim: Claim[Notification], settlement: Settlement) -> Mapping[st
         case Complete():
             return _columns(claim, "sent", error=_sent(report), told="notify_sent")
         case RetryIn(delay=delay, failure=failure, charged=charged):
-            error = _error(failure, report) if charged else None
+            # Whoever waits has a word in `error`. A requeue takes it away, and so ends the wait.
+            keeps = not charged and (claim.item.has_error or not delay)
+            error = None if keeps else _error(failure, report)
             return _columns(claim, "pending", charged=charged, error=error, delay=delay)
         case Bury(failure=failure, charged=charged):
             return _ended(claim, "failed", failure, report, charged=charged)

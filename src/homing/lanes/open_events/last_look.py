@@ -1,27 +1,43 @@
-"""Between the rate limit and the provider: is this mail still wanted?
+"""Between the rate limit and the provider: is this mail still to be sent?
 
-A claim may wait for its turn for seconds or minutes, and somebody may unsubscribe meanwhile. So the sender
-that keeps to the rate has this one inside, which reads the subscription again when the claim is not new.
+A claim may wait for its turn for seconds or minutes. Somebody may unsubscribe meanwhile, the window may
+close, another worker may take the row over. So the sender that keeps to the rate has this one inside, which
+reads the row, its event and its subscription again when the claim is not new.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
-from homing.engine.model import Monotonic
+from homing.engine.model import Claim, Monotonic, Outcome
 from homing.errors import DatabaseError
 from homing.lanes.open_events.notification import Notification
 from homing.lanes.open_events.notifications import Notifications, Standing
 from homing.senders.mail import MailMessage, MailSender, SendError, SendErrorCode, SendResult
 
-#: What was read less long ago than this is still so.
-_FRESH = 1.0
+#: What was read less long ago than this is still so. At full speed a claim is sent within it.
+_FRESH = 0.2
+
+#: What speaks against sending, now that a row stands so; None when nothing does.
+Objection: TypeAlias = Callable[[Standing | None], Outcome | None]
+
+
+class Look:
+    """One mail on its way, and what was found when it was looked at again."""
+
+    __slots__ = ("claim", "found", "objection")
+
+    def __init__(self, claim: Claim[Notification], objection: Objection) -> None:
+        self.claim = claim
+        self.objection = objection
+        self.found: Outcome | None = None
 
 
 class LastLook:
-    """A sender of mails. One that is no longer wanted as it was comes back as never attempted."""
+    """A sender of mails. One that is no longer to be sent as it is comes back as never attempted."""
 
     def __init__(
         self, inner: MailSender, notifications: Notifications, *, monotonic: Monotonic = time.monotonic
@@ -29,32 +45,35 @@ class LastLook:
         self._inner = inner
         self._notifications = notifications
         self._monotonic = monotonic
-        self._expected: dict[str, Notification] = {}
+        self._expected: dict[str, Look] = {}
 
     @property
     def name(self) -> str:
         return self._inner.name
 
     @contextmanager
-    def expecting(self, message: MailMessage, notification: Notification) -> Iterator[None]:
+    def expecting(
+        self, message: MailMessage, claim: Claim[Notification], objection: Objection
+    ) -> Iterator[Look]:
         """While a mail is on its way to here, know what it was made from."""
-        self._expected[message.message_id] = notification
+        look = self._expected[message.message_id] = Look(claim, objection)
         try:
-            yield
+            yield look
         finally:
-            if self._expected.get(message.message_id) is notification:
+            if self._expected.get(message.message_id) is look:
                 del self._expected[message.message_id]
 
     async def send(self, message: MailMessage) -> SendResult:
-        notification = self._expected.get(message.message_id)
-        if notification is None or self._monotonic() - notification.claimed < _FRESH:
+        look = self._expected.get(message.message_id)
+        if look is None or self._monotonic() - look.claim.item.claimed < _FRESH:
             return await self._inner.send(message)
         try:
-            standing = await self._notifications.standing(notification.subscription_id)
+            standing = await self._notifications.standing(look.claim.id)
         except DatabaseError:
-            return self._unsent("retryable", "the subscription could not be read again")
-        if not _same(standing, notification):
-            return self._unsent("failed", "the subscription has changed")
+            return self._unsent("retryable", "the notification could not be read again")
+        look.found = look.objection(standing)
+        if look.found is not None:
+            return self._unsent("failed", "the notification or its subscription has changed")
         return await self._inner.send(message)
 
     def _unsent(self, status: str, why: str) -> SendResult:
@@ -71,14 +90,3 @@ class LastLook:
 
     async def close(self) -> None:
         await self._inner.close()
-
-
-def _same(standing: Standing | None, notification: Notification) -> bool:
-    read = notification.subscriber
-    if standing is None or read is None:
-        return False
-    return (standing.contact_value, standing.status, standing.metadata) == (
-        read.contact_value,
-        read.status,
-        read.metadata,
-    )

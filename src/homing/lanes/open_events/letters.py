@@ -1,8 +1,8 @@
 """One letter for all subscribers of an event: only their links differ, so the rest is rendered once.
 
-A template may do anything with a link, so it is tried first, with two pairs of links of nobody: one that prints
-them as they are gives the same text but for the links. Only such a text is cut at its links and used again, until
-templates are looked at anew.
+A template may do anything with a link, so it is tried first, with two pairs of links of nobody: one that
+prints them as they are gives the same text but for the links. Only such a text is cut at its links and used
+again, until templates are looked at anew.
 """
 
 from __future__ import annotations

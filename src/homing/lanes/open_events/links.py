@@ -1,7 +1,8 @@
 """The links in mails: who has one may do what it says with one subscription, and nothing else.
 
 A token is the base64 of `purpose, id, [expiry,] MAC`. Nothing is stored: the MAC covers purpose, id, expiry
-and the address, so a link is for one purpose, and void as soon as the subscription has another address.
+and the address, so a link is for one purpose, and void as soon as the subscription has another address. A
+link to confirm is void also when the subscription has ended since.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 from urllib.parse import quote
 
@@ -45,6 +46,7 @@ class Token(Struct, frozen=True):
     mac: bytes
 
 
+@lru_cache(maxsize=1024)
 def contact_hash(address: str) -> str:
     """As the column `contact_hash` has it."""
     return hashlib.sha1(address.strip().lower().encode("utf-8", "replace"), usedforsecurity=False).hexdigest()
@@ -73,16 +75,27 @@ class LinkKeys:
         # Each has taken its key in already; a copy of it costs half of what `hmac.digest` does.
         self._keys = [hmac.new(hmac.digest(key, _LABEL, "sha256"), digestmod="sha256") for key in keys]
 
-    def sign(self, purpose: Purpose, subscription_id: int, contact: str, expires: int | None = None) -> str:
+    def sign(
+        self,
+        purpose: Purpose,
+        subscription_id: int,
+        contact: str,
+        expires: int | None = None,
+        *,
+        since: int = 0,
+    ) -> str:
+        """`since` is a number that has changed when the token is to be void; it does not stand in it."""
         said = _said(purpose, subscription_id, expires)
-        return urlsafe_b64encode(said + _mac(self._keys[0], said, contact)).decode().rstrip("=")
+        return urlsafe_b64encode(said + _mac(self._keys[0], said, contact, since)).decode().rstrip("=")
 
-    def check(self, token: Token | None, purpose: Purpose, contact: str | None, *, now: datetime) -> Verdict:
+    def check(
+        self, token: Token | None, purpose: Purpose, contact: str | None, *, now: datetime, since: int = 0
+    ) -> Verdict:
         """Whether it is true. `contact` is the subscription's address, None where there is no such one."""
         # What cannot be valid is computed through as well, so that the time says nothing.
         shown = token or Token(purpose, 1, None, b"")
         said = _said(shown.purpose, shown.subscription_id, shown.expires)
-        macs = [_mac(key, said, contact or "") for key in self._keys]
+        macs = [_mac(key, said, contact or "", since) for key in self._keys]
         matches = [hmac.compare_digest(mac, shown.mac) for mac in macs]
         if not any(matches) or contact is None or shown.purpose != purpose:
             return "invalid"
@@ -111,9 +124,11 @@ class Links:
     def unsubscribe_url(self, subscription_id: int, contact: str) -> str:
         return self._url("unsubscribe", self.keys.sign("unsubscribe", subscription_id, contact))
 
-    def confirm_url(self, subscription_id: int, contact: str, *, now: datetime) -> str:
+    def confirm_url(self, subscription_id: int, contact: str, *, now: datetime, since: int = 0) -> str:
+        """`since` is the event by which the subscription last ended: a link from before it is void."""
         expires = int((now + CONFIRM_WITHIN).timestamp())
-        return self._url("confirm", self.keys.sign("confirm", subscription_id, contact, expires))
+        token = self.keys.sign("confirm", subscription_id, contact, expires, since=since)
+        return self._url("confirm", token)
 
     def _url(self, path: str, token: str) -> str:
         return f"{self._base_url().rstrip('/')}/{path}?token={quote(token, safe='')}"
@@ -145,10 +160,12 @@ def _said(purpose: Purpose, subscription_id: int, expires: int | None) -> bytes:
     return _MARKS[purpose] + id + (b"" if expires is None else expires.to_bytes(_EXPIRY_BYTES))
 
 
-def _mac(key: hmac.HMAC, said: bytes, contact: str) -> bytes:
+def _mac(key: hmac.HMAC, said: bytes, contact: str, since: int) -> bytes:
     mac = key.copy()
     # The mark tells how `said` is cut and its length stands first, so no two claims share a text.
     mac.update(len(said).to_bytes(1) + said + contact_hash(contact).encode())
+    if since:
+        mac.update(str(since).encode())
     return mac.digest()[:_MAC_BYTES]
 
 

@@ -49,13 +49,14 @@ class ReadForm(Struct, frozen=True):
 def form_of(row: Row, default_zone: str) -> Form:
     wishes = read_preferences(row["metadata"])
     window = wishes.window
-    zone = _zone((window.zone if window else None) or default_zone)
+    name = window.zone if window else wishes.zone
+    zone = _zone(name or default_zone)
     most = wishes.max_notifications
     return Form(
         wishes.wants_open,
         _clock(window.start) if window else "",
         _clock(window.end) if window else "",
-        (window.zone or "") if window else "",
+        name or "",
         _local(wishes.snooze_until, zone),
         "" if most == DEFAULT_MAX_NOTIFICATIONS else str(most),
         row["locale"] or "",
@@ -91,6 +92,8 @@ def read_form(
         "deliveryWindow": window.payload if window else None,
         "snoozeUntil": iso(snooze),
         "maxNotifications": most,
+        # A snooze without a window has nowhere else to keep the zone that it was given in.
+        "timeZone": form.time_zone or None if snooze and not window else None,
     }
     return ReadForm(form, changes, form.locale or None, mistakes)
 

@@ -89,7 +89,7 @@ class Notification(Struct, frozen=True, gc=False):
     open_event_id: int
     subscription_id: int
     dedupe_key: str | None
-    #: The row says how an earlier attempt went.
+    #: The row says how an earlier attempt went, and not only why it waits.
     has_error: bool
     #: By the database's clock.
     claimed_at: datetime

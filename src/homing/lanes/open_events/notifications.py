@@ -30,6 +30,8 @@ from homing.lanes.open_events.notification import (
 #: take 10 ms, 250 settlements 11 ms, five times that on a busy machine.
 _MOST_AT_ONCE = 500
 _MOST_SETTLED_IN_A_FILE = 250
+#: Of one subscription's other notifications: as many as somebody may ask for at most.
+_MOST_COUNTED = 1000
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,11 +42,19 @@ _CANCELLED = _encode({"code": "cancelled", "message": "cancelled by an operator"
 
 
 class Standing(Struct, frozen=True, gc=False):
-    """What a subscription says now, as far as it decides whether and where a mail goes."""
+    """What the tables say now, as far as it decides whether and where a mail goes.
 
+    After the id, in the order in which `standings` returns its columns.
+    """
+
+    #: Of the claim that has the row; None when that is none of ours.
+    fence: int | None
+    #: There is such a subscription.
+    subscribed: bool | int
     contact_value: str | None
     status: str | None
     metadata: str | None
+    expired: bool | int | None
 
 
 class Notifications(SqlStore[Notification]):
@@ -57,10 +67,10 @@ class Notifications(SqlStore[Notification]):
             # Not asked: an item is made of three queries' rows.
             item=lambda _row: _UNREAD,
             transition=transition,
-            parameters=msgspec.structs.asdict(terms),
+            parameters={**msgspec.structs.asdict(terms), "most_counted": _MOST_COUNTED},
         )
         self._monotonic = monotonic
-        #: What a subscription says now; many who ask at once cost one query.
+        #: How a notification stands now, by its id; many who ask at once cost one query.
         self.standing: Batched[int, Standing | None] = Batched(self._standings)
 
     # ── the engine's ─────────────────────────────────────────────────────────────────────────────
@@ -98,7 +108,7 @@ class Notifications(SqlStore[Notification]):
 
     async def _standings(self, ids: Sequence[int]) -> list[Standing | None]:
         rows = await self.run("standings", ids=_encode(sorted(set(ids))).decode())
-        found = {row["id"]: Standing(row["contact_value"], row["status"], row["metadata"]) for row in rows}
+        found = {row[0]: Standing(*tuple(row)[1:]) for row in rows}
         return [found.get(id) for id in ids]
 
     async def settle(self, batch: Sequence[tuple[Claim[Notification], Settlement]]) -> set[int]:

@@ -108,7 +108,9 @@ class SubscriberPages(Controller):
         if visit.row is None or visit.row["status"] == "unsubscribed":
             return _problem(visit, page_terms, request)
         sections = await _confirmed_by(subscriptions, visit.row)
-        shown = {"action": "/confirm", "token": token, "sections": sections}
+        if not sections:
+            return _as_it_is(subscriptions, visit.row, page_terms)
+        shown = {"action": "/confirm", "token": token, "sections": sections, "section": sections[0]}
         return _page("confirm.html", visit.row, page_terms, **shown)
 
     @post("/confirm", status_code=200)
@@ -127,14 +129,18 @@ class SubscriberPages(Controller):
         own, contact = visit.row["subscription_id"], visit.row["contact_value"]
         waiting = await _confirmed_by(subscriptions, visit.row)
         chosen = _numbers(form, "id") or [own]
-        await subscriptions.confirm(
-            [section["id"] for section in waiting if section["id"] in chosen], contact
-        )
+        ids = [section["id"] for section in waiting if section["id"] in chosen]
+        confirmed = await subscriptions.confirm(ids, contact)
+        row = await subscriptions.get(own) or visit.row
+        if row["status"] == "active" and own in ids:
+            confirmed = [own, *confirmed]
+        if not confirmed:
+            return _as_it_is(subscriptions, row, page_terms)
         shown = {
-            "sections": [section for section in waiting if section["id"] in chosen] or waiting[:1],
+            "sections": [section for section in waiting if section["id"] in confirmed],
             "manage_url": subscriptions.links.manage_url(own, contact),
         }
-        return _page("confirmed.html", visit.row, page_terms, **shown)
+        return _page("confirmed.html", row, page_terms, **shown)
 
     # ── manage ───────────────────────────────────────────────────────────────────────────────────
 
@@ -216,7 +222,9 @@ async def _visit(subscriptions: Subscriptions, text: str, purpose: Purpose, only
     id = token.subscription_id if token is not None else 0
     row = await subscriptions.get(min(id, _LARGEST_ID))
     contact = row["contact_value"] if row is not None and only in {None, id} else None
-    verdict = subscriptions.links.keys.check(token, purpose, contact, now=subscriptions.clock())
+    since = row["last_ending"] if row is not None and purpose == "confirm" else 0
+    now = subscriptions.clock()
+    verdict = subscriptions.links.keys.check(token, purpose, contact, now=now, since=since)
     return Visit(verdict, text, row if verdict == "valid" else None)
 
 
@@ -252,10 +260,14 @@ def _numbers(form: Mapping[str, Any], name: str) -> list[int]:
 
 
 async def _confirmed_by(subscriptions: Subscriptions, row: Row) -> list[dict[str, Any]]:
-    """What a confirmation confirms: the link's own first, then whatever else waits for that address."""
+    """What a confirmation confirms: the link's own first, then whatever else waits for that address.
+
+    Its own not where it is paused or suppressed: that is not for a confirmation to change.
+    """
     others = await subscriptions.waiting_for(row["contact_value"])
-    own = row["subscription_id"]
-    return [_section(row), *(_section(other) for other in others if other["subscription_id"] != own)]
+    own = [row] if row["status"] in {"pending", "active"} else []
+    rest = [other for other in others if other["subscription_id"] != row["subscription_id"]]
+    return [_section(one) for one in (*own, *rest)]
 
 
 # ── what they see ────────────────────────────────────────────────────────────────────────────────
@@ -264,6 +276,12 @@ async def _confirmed_by(subscriptions: Subscriptions, row: Row) -> list[dict[str
 def _page(name: str, row: Row, terms: PageTerms, **variables: Any) -> Response[str]:
     shown = {"section": _section(row), "contact": mask(row["contact_value"]), **variables}
     return _rendered(name, _locale(row, terms), **shown)
+
+
+def _as_it_is(subscriptions: Subscriptions, row: Row, terms: PageTerms) -> Response[str]:
+    """For whom a confirmation has changed nothing: what the subscription is, and what can be done with it."""
+    token = subscriptions.links.keys.sign("manage", row["subscription_id"], row["contact_value"])
+    return _manage_page(row, token, terms, form_of(row, terms.default_zone))
 
 
 def _manage_page(

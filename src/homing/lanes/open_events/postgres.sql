@@ -3,11 +3,17 @@
 -- what is ours is told by claim_seq, locked_by and locked_at together.
 
 -- fragment: unlocked
-(locked_at IS NULL OR locked_at <= now() - make_interval(secs => :lock_ttl_seconds))
+-- A lock that lies far ahead would be for ever, so it is none.
+(locked_at IS NULL OR locked_at <= now() - make_interval(secs => :lock_ttl_seconds)
+    OR locked_at >= now() + make_interval(secs => :lock_ttl_seconds))
 
 -- fragment: was_reset
--- As the index has it: somebody has changed the attempts, or taken our lock away.
-(due_attempts IS DISTINCT FROM fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL)
+-- As the index has it: somebody has changed the attempts, or taken our lock away, or the word that says why it waits.
+(due_attempts IS DISTINCT FROM fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL
+    OR lock_written_at IS NULL AND error IS NULL)
+
+-- fragment: expired
+coalesce(e.event_at, e.created_at) <= now() - make_interval(secs => :expire_after_seconds)
 
 -- fragment: attempts
 greatest(coalesce(n.fanout_attempts, 0), 0)
@@ -48,7 +54,8 @@ batch AS MATERIALIZED (
 n.notification_id AS id, n.open_event_id, n.subscription_id, n.dedupe_key, lower(n.fanout_status) AS status,
     {attempts} AS attempts, n.last_attempt_at, n.locked_by, n.locked_at, n.error, n.created_at,
     CASE WHEN lower(n.fanout_status) = 'pending' AND n.lock_written_at IS NULL
-              AND n.due_attempts IS NOT DISTINCT FROM n.fanout_attempts THEN n.due_at END AS due_at,
+              AND n.due_attempts IS NOT DISTINCT FROM n.fanout_attempts AND n.error IS NOT NULL
+         THEN n.due_at END AS due_at,
     e.term_id, e.campus_code, e.index_number, e.status_after, e.event_at, e.trace_id,
     s.contact_type, s.contact_value, s.status AS subscription_status
 
@@ -94,7 +101,7 @@ SET claim_seq = coalesce(n.claim_seq, 0) + 1,
     due_attempts = n.fanout_attempts
 WHERE n.notification_id = ANY (ARRAY(SELECT notification_id FROM chosen))
 RETURNING n.notification_id AS id, n.claim_seq AS fence, {attempts} AS attempts, n.open_event_id, n.subscription_id,
-    n.dedupe_key, n.error IS NOT NULL AS has_error, n.locked_at AS claimed_at
+    n.dedupe_key, n.error IS NOT NULL AND {attempts} > 0 AS has_error, n.locked_at AS claimed_at
 
 -- name: preview
 SELECT notification_id AS id
@@ -105,15 +112,25 @@ LIMIT :limit
 
 -- name: subscribers
 -- Read when the claim is committed: of two workers that hold notifications of one subscription, the later one sees
--- the other's. What goes before: all that wait with a lower id, and what others are sending.
+-- the other's. What goes before: all that wait with a lower id, and what others are sending. Rows are claimed in the
+-- order of their ids, so what others are sending is near; a subscription with very many is not read to its end.
 SELECT n.notification_id AS id,
     {notified} AS notified,
     (SELECT count(*)
-     FROM open_event_notifications AS other
-     WHERE other.subscription_id = n.subscription_id AND lower(other.fanout_status) = 'pending'
-       AND (other.notification_id < n.notification_id
-            OR other.notification_id > n.notification_id AND other.locked_at IS NOT NULL
-               AND (other.locked_by, other.locked_at) IS DISTINCT FROM (n.locked_by, n.locked_at))) AS ahead,
+     FROM (SELECT 1
+           FROM open_event_notifications AS other
+           WHERE other.subscription_id = n.subscription_id AND lower(other.fanout_status) = 'pending'
+             AND other.notification_id < n.notification_id
+           LIMIT :most_counted) AS lower_ids)
+    + (SELECT count(*)
+       FROM (SELECT other.locked_by, other.locked_at
+             FROM open_event_notifications AS other
+             WHERE other.subscription_id = n.subscription_id AND lower(other.fanout_status) = 'pending'
+               AND other.notification_id > n.notification_id
+             ORDER BY other.notification_id
+             LIMIT :most_counted) AS other
+       WHERE other.locked_at IS NOT NULL
+         AND (other.locked_by, other.locked_at) IS DISTINCT FROM (n.locked_by, n.locked_at)) AS ahead,
     s.contact_type, s.contact_value, s.contact_hash, s.locale, s.status, s.last_known_section_status, s.metadata,
     s.subscription_id
 FROM open_event_notifications AS n LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
@@ -122,7 +139,7 @@ WHERE n.notification_id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)
 -- name: events
 SELECT e.open_event_id, e.section_id, e.term_id, e.campus_code, e.index_number, e.status_before, e.status_after,
     e.event_at, e.detected_by, e.trace_id, e.payload,
-    coalesce(e.event_at, e.created_at) <= now() - make_interval(secs => :expire_after_seconds) AS expired,
+    {expired} AS expired,
     s.section_number, coalesce(s.subject_code, c.subject_code), c.course_number, c.course_string, c.title,
     (SELECT json_agg(json_build_object('day', m.meeting_day, 'start', m.start_minutes::text,
             'end', m.end_minutes::text, 'campus', m.campus_abbrev, 'building', m.building_code, 'room', m.room_number)
@@ -138,9 +155,14 @@ WHERE e.open_event_id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::
 
 -- name: standings
 -- What may have changed while a claim waited for its turn.
-SELECT subscription_id AS id, contact_value, status, metadata
-FROM subscriptions
-WHERE subscription_id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+SELECT n.notification_id AS id,
+    CASE WHEN lower(n.fanout_status) = 'pending' AND n.locked_by = :owner AND n.locked_at = n.lock_written_at
+         THEN n.claim_seq END AS fence,
+    s.subscription_id IS NOT NULL AS subscribed, s.contact_value, s.status, s.metadata, {expired} AS expired
+FROM open_event_notifications AS n
+LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
+LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id
+WHERE n.notification_id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 
 -- name: settle
 -- All that a result changes, in one statement: the notification, the subscription and its history. What was settled is

@@ -1,7 +1,9 @@
 """What a subscriber wants: `subscriptions.metadata`, and when a mail may go out.
 
-Another program writes that column too, so what is unusable there counts as left out; the API, which writes
-it for people, refuses it (`wishes.py`).
+Another program writes that column too. What is unusable there counts as left out where it is about whether
+somebody is told, for they have asked to be. Where it is about when, the mail waits: at night it could not be
+taken back, and whoever mends the column before the event is too old still gets it. The API, which writes the
+column for people, refuses all that (`wishes.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ MINUTES_OF_A_DAY = 24 * 60
 
 _KEYS = frozenset({"notifyOn", "snoozeUntil", "maxNotifications", "deliveryWindow"})
 _MINUTE = timedelta(minutes=1)
+#: How long a mail waits at least when nobody can tell how long; then it is looked at again.
+_UNCLEAR = timedelta(days=1)
+#: Seconds since 1970 are fewer (until the year 5138), milliseconds are more (from 1973 on).
+_MILLISECONDS_FROM = 10**11
 #: Beyond it, time zones cannot be computed with; a mail that is snoozed until then never goes out anyway.
 _LAST_YEAR = 9900
 
@@ -52,6 +58,10 @@ class Preferences(Struct, frozen=True):
     max_notifications: int = DEFAULT_MAX_NOTIFICATIONS
     snooze_until: datetime | None = None
     window: DeliveryWindow | None = None
+    #: IANA; in which a snooze is shown where there is no window with a zone.
+    zone: str | None = None
+    #: Whether there is a snooze or a window that cannot be read.
+    unclear: bool = False
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -77,11 +87,16 @@ def read_preferences(metadata: str | None) -> Preferences:
     given = preferences_in(read_metadata(metadata))
     if not given:
         return DEFAULTS
+    snooze, window = given.get("snoozeUntil"), given.get("deliveryWindow")
+    moment, hours = _moment(snooze), _window(window)
     return Preferences(
         _wants_open(given.get("notifyOn")),
         _max_notifications(given.get("maxNotifications")),
-        _moment(given.get("snoozeUntil")),
-        _window(given.get("deliveryWindow")),
+        moment,
+        hours,
+        _zone_name(given.get("timeZone")),
+        # What is empty (null, false, 0, "", {}) is left out, not unreadable.
+        unclear=(bool(snooze) and moment is None) or (bool(window) and hours is None),
     )
 
 
@@ -112,6 +127,10 @@ def with_preferences(metadata: str | None, changes: Mapping[str, Any]) -> str:
 
 
 def _wants_open(given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, dict):
+        given = [word for word, wanted in given.items() if wanted]
     if isinstance(given, str):
         given = [given]
     if not isinstance(given, list):
@@ -125,18 +144,26 @@ def _max_notifications(given: Any) -> int:
 
 
 def _whole(given: Any) -> int | None:
+    """A whole number, also one that is written as a text."""
+    if isinstance(given, str):
+        return int(given) if given.isascii() and given.isdigit() and len(given) < 16 else None
     if isinstance(given, bool) or not isinstance(given, int | float):
         return None
     return int(given) if given == given // 1 else None
 
 
 def _moment(given: Any) -> datetime | None:
+    """ISO in any form, or a number of seconds or milliseconds since 1970; None for what is neither."""
+    number = _whole(given) or None
     try:
+        if number is not None:
+            seconds = number / 1000 if number >= _MILLISECONDS_FROM else number
+            return datetime.fromtimestamp(seconds, UTC)
         moment = datetime.fromisoformat(given.strip()) if isinstance(given, str) else None
         if moment is None:
             return None
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         return None
 
 
@@ -144,10 +171,15 @@ def _window(given: Any) -> DeliveryWindow | None:
     if not isinstance(given, dict):
         return None
     start, end = _whole(given.get("startMinutes")), _whole(given.get("endMinutes"))
-    if start is None or end is None or not all(0 <= m < MINUTES_OF_A_DAY for m in (start, end)):
+    if start is None or end is None or not all(0 <= m <= MINUTES_OF_A_DAY for m in (start, end)):
         return None
-    name = given.get("timeZone")
-    return DeliveryWindow(start, end, name if isinstance(name, str) and zone_of(name) else None)
+    # Some programs write 1440 for midnight: the minute 0 at the start, the last of the day at the end.
+    start, end = start % MINUTES_OF_A_DAY, min(end, MINUTES_OF_A_DAY - 1)
+    return DeliveryWindow(start, end, _zone_name(given.get("timeZone")))
+
+
+def _zone_name(given: Any) -> str | None:
+    return given if isinstance(given, str) and zone_of(given) else None
 
 
 @lru_cache(maxsize=1024)
@@ -165,6 +197,8 @@ def zone_of(name: str) -> ZoneInfo | None:
 
 def waits_until(preferences: Preferences, now: datetime, default_zone: str = "UTC") -> datetime | None:
     """When the mail may go out, if not now. It waits: a snooze and a window put mails off, they drop none."""
+    if preferences.unclear:
+        return now + _UNCLEAR
     if preferences.snooze_until is None and preferences.window is None:
         return None
     earliest = max(now, preferences.snooze_until or now)

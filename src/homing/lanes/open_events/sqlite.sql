@@ -11,13 +11,19 @@
 (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lock_ttl_seconds)))
 
 -- fragment: unlocked
--- A lock whose time nobody can read would be for ever, so it is none. SQLite itself does not read every ISO form.
-(locked_at IS NULL OR coalesce(julianday(locked_at), iso_julianday(locked_at), 0)
-                      <= julianday('now') - :lock_ttl_seconds / 86400.0)
+-- A lock whose time nobody can read, or that lies far ahead, would be for ever, so it is none. SQLite itself does not
+-- read every ISO form.
+(locked_at IS NULL OR abs(coalesce(julianday(locked_at), iso_julianday(locked_at), 0) - julianday('now'))
+                      >= :lock_ttl_seconds / 86400.0)
 
 -- fragment: was_reset
 -- As the index has it.
-(due_attempts IS NOT fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL)
+(due_attempts IS NOT fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL
+    OR lock_written_at IS NULL AND error IS NULL)
+
+-- fragment: expired
+coalesce(julianday(e.event_at), iso_julianday(e.event_at), julianday(e.created_at))
+        <= julianday('now') - :expire_after_seconds / 86400.0
 
 -- fragment: attempts
 max(0, CAST(coalesce(n.fanout_attempts, 0) AS INTEGER))
@@ -43,7 +49,7 @@ batch AS MATERIALIZED (
 n.notification_id AS id, n.open_event_id, n.subscription_id, n.dedupe_key, lower(n.fanout_status) AS status,
     {attempts} AS attempts, n.last_attempt_at, n.locked_by, n.locked_at, CAST(n.error AS TEXT) AS error, n.created_at,
     CASE WHEN lower(n.fanout_status) = 'pending' AND n.lock_written_at IS NULL
-              AND n.due_attempts IS n.fanout_attempts THEN n.due_at END AS due_at,
+              AND n.due_attempts IS n.fanout_attempts AND n.error IS NOT NULL THEN n.due_at END AS due_at,
     e.term_id, e.campus_code, e.index_number, e.status_after, e.event_at, e.trace_id,
     s.contact_type, CAST(s.contact_value AS TEXT) AS contact_value, s.status AS subscription_status
 
@@ -90,8 +96,8 @@ WHERE notification_id IN (
     ORDER BY place
     LIMIT :limit)
 RETURNING notification_id AS id, claim_seq AS fence, max(0, CAST(coalesce(fanout_attempts, 0) AS INTEGER)) AS attempts,
-    open_event_id, subscription_id, CAST(dedupe_key AS TEXT) AS dedupe_key, error IS NOT NULL AS has_error,
-    locked_at AS claimed_at
+    open_event_id, subscription_id, CAST(dedupe_key AS TEXT) AS dedupe_key,
+    error IS NOT NULL AND CAST(coalesce(fanout_attempts, 0) AS INTEGER) > 0 AS has_error, locked_at AS claimed_at
 
 -- name: preview
 SELECT notification_id AS id
@@ -106,11 +112,20 @@ LIMIT :limit
 SELECT n.notification_id AS id,
     {notified} AS notified,
     (SELECT count(*)
-     FROM open_event_notifications AS other
-     WHERE other.subscription_id = n.subscription_id AND lower(other.fanout_status) = 'pending'
-       AND (other.notification_id < n.notification_id
-            OR other.notification_id > n.notification_id AND other.locked_at IS NOT NULL
-               AND (other.locked_by IS NOT n.locked_by OR other.locked_at IS NOT n.locked_at))) AS ahead,
+     FROM (SELECT 1
+           FROM open_event_notifications AS other
+           WHERE other.subscription_id = n.subscription_id AND lower(other.fanout_status) = 'pending'
+             AND other.notification_id < n.notification_id
+           LIMIT :most_counted))
+    + (SELECT count(*)
+       FROM (SELECT other.locked_by, other.locked_at
+             FROM open_event_notifications AS other
+             WHERE other.subscription_id = n.subscription_id AND lower(other.fanout_status) = 'pending'
+               AND other.notification_id > n.notification_id
+             ORDER BY other.notification_id
+             LIMIT :most_counted) AS other
+       WHERE other.locked_at IS NOT NULL
+         AND (other.locked_by IS NOT n.locked_by OR other.locked_at IS NOT n.locked_at)) AS ahead,
     CAST(s.contact_type AS TEXT), CAST(s.contact_value AS TEXT), CAST(s.contact_hash AS TEXT), CAST(s.locale AS TEXT),
     CAST(s.status AS TEXT), CAST(s.last_known_section_status AS TEXT), CAST(s.metadata AS TEXT), s.subscription_id
 FROM json_each(:ids) AS b
@@ -121,8 +136,7 @@ LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
 SELECT e.open_event_id, e.section_id, CAST(e.term_id AS TEXT), CAST(e.campus_code AS TEXT),
     CAST(e.index_number AS TEXT), CAST(e.status_before AS TEXT), CAST(e.status_after AS TEXT),
     CAST(e.event_at AS TEXT), CAST(e.detected_by AS TEXT), CAST(e.trace_id AS TEXT), CAST(e.payload AS TEXT),
-    coalesce(julianday(e.event_at), iso_julianday(e.event_at), julianday(e.created_at))
-        <= julianday('now') - :expire_after_seconds / 86400.0 AS expired,
+    {expired} AS expired,
     CAST(s.section_number AS TEXT), CAST(coalesce(s.subject_code, c.subject_code) AS TEXT),
     CAST(c.course_number AS TEXT), CAST(c.course_string AS TEXT), CAST(c.title AS TEXT),
     (SELECT json_group_array(json_object('day', CAST(m.meeting_day AS TEXT), 'start', CAST(m.start_minutes AS TEXT),
@@ -139,9 +153,15 @@ LEFT JOIN sections AS s ON s.section_id = coalesce(e.section_id, (
 LEFT JOIN courses AS c ON c.course_id = s.course_id
 
 -- name: standings
-SELECT s.subscription_id AS id, CAST(s.contact_value AS TEXT) AS contact_value, CAST(s.status AS TEXT) AS status,
-    CAST(s.metadata AS TEXT) AS metadata
-FROM json_each(:ids) AS b CROSS JOIN subscriptions AS s ON s.subscription_id = b.value
+SELECT n.notification_id AS id,
+    CASE WHEN lower(n.fanout_status) = 'pending' AND n.locked_by = :owner AND n.locked_at = n.lock_written_at
+         THEN n.claim_seq END AS fence,
+    s.subscription_id IS NOT NULL AS subscribed, CAST(s.contact_value AS TEXT), CAST(s.status AS TEXT),
+    CAST(s.metadata AS TEXT), {expired} AS expired
+FROM json_each(:ids) AS b
+CROSS JOIN open_event_notifications AS n ON n.notification_id = b.value
+LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
+LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id
 
 -- name: settle
 -- In one transaction, the notifications last: until then they say which of them are ours. The history comes first,

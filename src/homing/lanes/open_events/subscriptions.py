@@ -4,7 +4,8 @@
          ↑                     any state ── unsubscribe → unsubscribed
          └──────────── asked for again ────────────────────────┘
 
-Only the owner of an address can make a subscription active. Whoever asks for one learns nothing about the
+Only the owner of an address can make a subscription active. One that is suppressed stays so: by an
+unsubscription and by asking again it comes back as suppressed. Whoever asks for one learns nothing about the
 address: the answer is the same whether it is subscribed, was once, or never.
 """
 
@@ -21,10 +22,11 @@ from msgspec import Struct
 
 from homing.db import Database, Row, instant
 from homing.errors import NotAllowed
+from homing.lanes.open_events.insertions import queries_without
 from homing.lanes.open_events.links import CONFIRM_WITHIN, Links, contact_hash
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import with_preferences
-from homing.lanes.open_events.sql import patiently, queries_of
+from homing.lanes.open_events.sql import patiently
 from homing.lanes.open_events.wishes import Order
 
 STATES = ("pending", "active", "paused", "suppressed", "unsubscribed")
@@ -68,7 +70,7 @@ class Subscriptions:
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
-        self._queries = queries_of("subscriptions", database.dialect)
+        self._queries = queries_without("subscriptions", database.dialect)
         self._send_confirmation = send_confirmation
         self.links = links
         self.clock = clock
@@ -77,9 +79,14 @@ class Subscriptions:
 
     async def subscribe(self, order: Order) -> None:
         """Make it, unless it is there; and let the owner of the address confirm it."""
+        section = (await self._run("section_id", **order.section))[0]["section_id"]
+        given = {"section_id": section, "locale": order.locale, "metadata": order.metadata}
         found = await self._run_together(
             ("lock_contact", "subscribe", "reserve_confirmation"),
+            frozenset(name for name, value in given.items() if value is None),
             order=_encode(order).decode(),
+            section_id=section,
+            contact=order.contact_value,
             contact_hash=order.contact_hash,
             pause_seconds=CONFIRMATION_PAUSE_SECONDS,
         )
@@ -87,9 +94,19 @@ class Subscriptions:
             await self._confirm_by_mail(order, reserved)
 
     async def _confirm_by_mail(self, order: Order, reserved: Row) -> None:
+        try:
+            await self._send_confirmation(await self._confirmation(order, reserved))
+        except BaseException:
+            # It was not sent, so the next request may.
+            await self._run("forget_confirmation", event_id=reserved["event_id"])
+            raise
+
+    async def _confirmation(self, order: Order, reserved: Row) -> Confirmation:
         id = reserved["subscription_id"]
-        url = self.links.confirm_url(id, order.contact_value, now=self.clock())
-        mail = Confirmation(
+        row = await self.get(id)
+        since = row["last_ending"] if row is not None else 0
+        url = self.links.confirm_url(id, order.contact_value, now=self.clock(), since=since)
+        return Confirmation(
             id,
             order.contact_value,
             order.locale,
@@ -99,16 +116,11 @@ class Subscriptions:
             # Not by the event's id: a table of another program may give one out twice.
             f"confirmation-{hashlib.sha256(url.encode()).hexdigest()[:32]}",
         )
-        try:
-            await self._send_confirmation(mail)
-        except BaseException:
-            # It was not sent, so the next request may.
-            await self._run("forget_confirmation", event_id=reserved["event_id"])
-            raise
 
     async def waiting_for(self, contact: str) -> Sequence[Row]:
         """What one confirmation of an address confirms."""
-        return await self._run("waiting_of_contact", contact_hash=contact_hash(contact), limit=MOST_AT_ONCE)
+        who = {"contact": contact, "contact_hash": contact_hash(contact)}
+        return await self._run("waiting_of_contact", **who, limit=MOST_AT_ONCE)
 
     async def confirm(self, ids: Sequence[int], contact: str) -> list[int]:
         """Those that became active; all must be this contact's."""
@@ -142,8 +154,8 @@ class Subscriptions:
         """Newest first; `before` is the id that the last page ended with."""
         name = "page_of_contact" if email is not None else "page_of_section" if section else "page"
         where: Mapping[str, Any] = section or dict.fromkeys(("term_id", "campus_code", "index_number"))
-        hashed = contact_hash(email) if email is not None else None
-        return await self._run(name, **where, contact_hash=hashed, status=status, before=before, limit=limit)
+        who = {"contact": email or "", "contact_hash": contact_hash(email or "")}
+        return await self._run(name, **where, **who, status=status, before=before, limit=limit)
 
     # ── changed ──────────────────────────────────────────────────────────────────────────────────
 
@@ -189,9 +201,12 @@ class Subscriptions:
     async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
         return await patiently(lambda: self._database.fetch(self._queries[name], parameters))
 
-    async def _run_together(self, names: Sequence[str], **parameters: Any) -> Mapping[str, Sequence[Row]]:
-        present = [name for name in names if name in self._queries]
-        queries = [self._queries[name] for name in present]
+    async def _run_together(
+        self, names: Sequence[str], absent: frozenset[str] = frozenset(), /, **parameters: Any
+    ) -> Mapping[str, Sequence[Row]]:
+        known = queries_without("subscriptions", self._database.dialect, absent)
+        present = [name for name in names if name in known]
+        queries = [known[name] for name in present]
         rows = await patiently(lambda: self._database.fetch_all(queries, parameters))
         return dict(zip(present, rows, strict=True))
 

@@ -8,10 +8,36 @@ wanted AS MATERIALIZED (
         unsubscribe_token text, metadata text)
 )
 
+-- fragment: of_contact
+-- All of one contact. Another program may leave the hash out, or make it in its own way: then the address tells.
+SELECT subscription_id FROM subscriptions WHERE contact_hash = :contact_hash
+UNION
+SELECT subscription_id FROM subscriptions WHERE lower(trim(contact_value)) = lower(trim(:contact))
+
+-- fragment: ending
+-- An event after which a link to confirm that was sent before is void.
+(ending.event_type = 'unsubscribed'
+ OR ending.event_type = 'status_changed' AND replace(ending.payload, ' ', '') LIKE '%"to":"pending"%')
+
+-- fragment: last_ending
+coalesce((SELECT max(ending.event_id) FROM subscription_events AS ending
+          WHERE ending.subscription_id = s.subscription_id AND {ending}), 0)
+
+-- fragment: is_void
+EXISTS (SELECT 1 FROM subscription_events AS ending
+        WHERE ending.subscription_id = last.subscription_id AND ending.event_id > last.event_id AND {ending})
+
 -- fragment: known
--- The subscription of this contact to this section. Where another program has made several, one that lives.
-SELECT s.subscription_id, lower(s.status) AS status
-FROM wanted JOIN subscriptions AS s USING (contact_hash, term_id, campus_code, index_number)
+-- The subscription of this contact to this section. Where another program has made several, one that lives. What
+-- was suppressed when it was ended is that again when it is asked for: nobody but an operator may undo it.
+SELECT s.subscription_id, lower(s.status) AS status,
+    CASE WHEN replace((SELECT e.payload FROM subscription_events AS e
+                       WHERE e.subscription_id = s.subscription_id AND e.event_type = 'unsubscribed'
+                       ORDER BY e.event_id DESC LIMIT 1), ' ', '') LIKE '%"from":"suppressed"%'
+         THEN 'suppressed' ELSE 'pending' END AS again
+FROM wanted
+JOIN subscriptions AS s USING (term_id, campus_code, index_number)
+JOIN ({of_contact}) AS theirs USING (subscription_id)
 WHERE lower(s.contact_type) = 'email'
 ORDER BY lower(s.status) = 'unsubscribed', s.subscription_id
 LIMIT 1
@@ -23,7 +49,7 @@ s.subscription_id, s.section_id, s.term_id, s.campus_code, s.index_number, s.con
 
 -- fragment: described
 -- With what is known of its section.
-SELECT {shown}, section.section_number, course.course_string, course.title
+SELECT {shown}, {last_ending} AS last_ending, section.section_number, course.course_string, course.title
 FROM subscriptions AS s
 LEFT JOIN LATERAL (
     SELECT section_number, course_id FROM sections
@@ -36,56 +62,67 @@ LEFT JOIN courses AS course ON course.course_id = section.course_id
 -- One request of a contact at a time, in all processes: each sees what the one before it has written.
 SELECT pg_advisory_xact_lock(hashtextextended('homing subscriptions ' || :contact_hash, 0))
 
+-- name: section_id
+SELECT min(section_id) AS section_id
+FROM sections
+WHERE term_id = :term_id AND campus_code = :campus_code AND index_number = :index_number
+
 -- name: subscribe
--- A new one, or one that was ended and is asked for again: both wait to be confirmed. Any other stays as it is.
+-- A new one, or one that was ended and is asked for again: both wait to be confirmed. Any other stays as it is, also
+-- one that a key of another program knows and we do not.
 WITH {order},
 known AS MATERIALIZED ({known}),
 made AS (
     INSERT INTO subscriptions (
-        section_id, term_id, campus_code, index_number, contact_type, contact_value, contact_hash, locale, status,
-        is_verified, unsubscribe_token, metadata, created_at, updated_at)
+        section_id, -- given: section_id
+        locale, -- given: locale
+        metadata, -- given: metadata
+        term_id, campus_code, index_number, contact_type, contact_value, contact_hash, status, is_verified,
+        unsubscribe_token, created_at, updated_at)
     SELECT
-        (SELECT min(section_id) FROM sections AS s
-         WHERE (s.term_id, s.campus_code, s.index_number)
-             = (wanted.term_id, wanted.campus_code, wanted.index_number)),
-        term_id, campus_code, index_number, 'email', contact_value, contact_hash, locale, 'pending', 0,
-        unsubscribe_token, metadata, statement_timestamp(), statement_timestamp()
+        :section_id::bigint, -- given: section_id
+        locale, -- given: locale
+        metadata, -- given: metadata
+        term_id, campus_code, index_number, 'email', contact_value, contact_hash, 'pending', 0, unsubscribe_token,
+        statement_timestamp(), statement_timestamp()
     FROM wanted
     WHERE NOT EXISTS (SELECT FROM known)
+    ON CONFLICT DO NOTHING
     RETURNING subscription_id
 ),
 revived AS (
     UPDATE subscriptions
-    SET status = 'pending', is_verified = 0, contact_value = wanted.contact_value, locale = wanted.locale,
-        metadata = wanted.metadata, updated_at = statement_timestamp()
+    SET status = known.again, is_verified = 0, contact_value = wanted.contact_value,
+        locale = coalesce(wanted.locale, subscriptions.locale), metadata = coalesce(wanted.metadata, '{}'),
+        updated_at = statement_timestamp()
     FROM wanted, known
     WHERE subscriptions.subscription_id = known.subscription_id AND known.status = 'unsubscribed'
-    RETURNING subscriptions.subscription_id
+    RETURNING subscriptions.subscription_id, known.again
 )
 INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
-SELECT subscription_id, 'created', NULL, statement_timestamp() FROM made
+SELECT subscription_id, 'created', '{}', statement_timestamp() FROM made
 UNION ALL
-SELECT subscription_id, 'status_changed', '{"from":"unsubscribed","to":"pending","reason":"subscribed_again"}',
-    statement_timestamp()
+SELECT subscription_id, 'status_changed',
+    '{"from":"unsubscribed","to":"' || again || '","reason":"subscribed_again"}', statement_timestamp()
 FROM revived
 
 -- name: reserve_confirmation
 -- The right to send a confirmation: at once, or as soon as the last one of this address is long enough ago; not
--- where one is on its way already, for it confirms everything that waits.
+-- where one is on its way already, for it confirms everything that waits, unless its link is void by now.
 WITH {order},
 waiting AS MATERIALIZED (SELECT subscription_id FROM ({known}) AS known WHERE status = 'pending'),
 last AS MATERIALIZED (
-    SELECT max(e.created_at) AS sent_at
-    FROM wanted
-    JOIN subscriptions AS s USING (contact_hash)
-    JOIN subscription_events AS e USING (subscription_id)
+    SELECT e.event_id, e.subscription_id, e.created_at AS sent_at
+    FROM ({of_contact}) AS theirs JOIN subscription_events AS e USING (subscription_id)
     WHERE e.event_type = 'verification_sent'
+    ORDER BY e.created_at DESC NULLS LAST, e.event_id DESC
+    LIMIT 1
 )
-INSERT INTO subscription_events (subscription_id, event_type, created_at)
-SELECT subscription_id, 'verification_sent',
+INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
+SELECT waiting.subscription_id, 'verification_sent', '{}',
     greatest(statement_timestamp(), last.sent_at + make_interval(secs => :pause_seconds))
-FROM waiting, last
-WHERE last.sent_at IS NULL OR last.sent_at <= statement_timestamp()
+FROM waiting LEFT JOIN last ON true
+WHERE last.sent_at IS NULL OR last.sent_at <= statement_timestamp() OR {is_void}
 RETURNING event_id, subscription_id, created_at, created_at > statement_timestamp() AS later
 
 -- name: forget_confirmation
@@ -104,7 +141,7 @@ LIMIT 1
 -- name: waiting_of_contact
 -- What one confirmation confirms.
 {described}
-WHERE s.contact_hash = :contact_hash AND lower(s.contact_type) = 'email' AND lower(s.status) = 'pending'
+WHERE s.subscription_id IN ({of_contact}) AND lower(s.contact_type) = 'email' AND lower(s.status) = 'pending'
 ORDER BY s.subscription_id
 LIMIT :limit
 
@@ -119,7 +156,7 @@ LIMIT :limit
 -- name: page_of_contact
 SELECT {shown}
 FROM subscriptions AS s
-WHERE s.contact_hash = :contact_hash AND s.subscription_id < coalesce(:before, 9223372036854775807)
+WHERE s.subscription_id IN ({of_contact}) AND s.subscription_id < coalesce(:before, 9223372036854775807)
   AND (:status::text IS NULL OR lower(s.status) = :status)
   AND (:term_id::text IS NULL
        OR (s.term_id, s.campus_code, s.index_number) = (:term_id, :campus_code, :index_number))
@@ -162,7 +199,7 @@ told AS (
     INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
     SELECT subscription_id, event.type, event.payload, statement_timestamp()
     FROM confirmed
-    CROSS JOIN (VALUES (1, 'verified', NULL), (2, 'status_changed', '{"from":"pending","to":"active"}'))
+    CROSS JOIN (VALUES (1, 'verified', '{}'), (2, 'status_changed', '{"from":"pending","to":"active"}'))
         AS event(place, type, payload)
     ORDER BY subscription_id, place
 )

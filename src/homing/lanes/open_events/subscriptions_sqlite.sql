@@ -14,10 +14,37 @@ wanted AS MATERIALIZED (
         json_extract(:order, '$.metadata') AS metadata
 )
 
+-- fragment: of_contact
+-- All of one contact. Another program may leave the hash out, or make it in its own way: then the address tells.
+SELECT subscription_id FROM subscriptions WHERE contact_hash = :contact_hash
+UNION
+SELECT subscription_id FROM subscriptions WHERE lower(trim(contact_value)) = lower(trim(:contact))
+
+-- fragment: ending
+-- An event after which a link to confirm that was sent before is void.
+(ending.event_type = 'unsubscribed'
+ OR ending.event_type = 'status_changed' AND replace(ending.payload, ' ', '') LIKE '%"to":"pending"%')
+
+-- fragment: last_ending
+coalesce((SELECT max(ending.event_id) FROM subscription_events AS ending
+          WHERE ending.subscription_id = s.subscription_id AND {ending}), 0)
+
+-- fragment: is_void
+EXISTS (SELECT 1 FROM subscription_events AS ending
+        WHERE ending.subscription_id = last.subscription_id AND ending.event_id > last.event_id AND {ending})
+
 -- fragment: known
--- The subscription of this contact to this section. Where another program has made several, one that lives.
-SELECT s.subscription_id, lower(s.status) AS status
-FROM wanted JOIN subscriptions AS s USING (contact_hash, term_id, campus_code, index_number)
+-- The subscription of this contact to this section. Where another program has made several, one that lives. What
+-- was suppressed when it was ended is that again when it is asked for: nobody but an operator may undo it.
+SELECT s.subscription_id, lower(s.status) AS status,
+    CASE WHEN replace((SELECT e.payload FROM subscription_events AS e
+                       WHERE e.subscription_id = s.subscription_id AND e.event_type = 'unsubscribed'
+                       ORDER BY e.event_id DESC LIMIT 1), ' ', '') LIKE '%"from":"suppressed"%'
+         THEN 'suppressed' ELSE 'pending' END AS again
+FROM wanted
+CROSS JOIN ({of_contact}) AS theirs
+CROSS JOIN subscriptions AS s ON s.subscription_id = theirs.subscription_id AND s.term_id = wanted.term_id
+    AND s.campus_code = wanted.campus_code AND s.index_number = wanted.index_number
 WHERE lower(s.contact_type) = 'email'
 ORDER BY lower(s.status) = 'unsubscribed', s.subscription_id
 LIMIT 1
@@ -29,61 +56,76 @@ s.subscription_id, s.section_id, s.term_id, s.campus_code, s.index_number, s.con
 
 -- fragment: described
 -- With what is known of its section.
-SELECT {shown}, section.section_number, course.course_string, course.title
+SELECT {shown}, {last_ending} AS last_ending, section.section_number, course.course_string, course.title
 FROM subscriptions AS s
 LEFT JOIN sections AS section ON section.section_id = (
     SELECT min(section_id) FROM sections AS x
     WHERE x.term_id = s.term_id AND x.campus_code = s.campus_code AND x.index_number = s.index_number)
 LEFT JOIN courses AS course ON course.course_id = section.course_id
 
+-- name: section_id
+SELECT min(section_id) AS section_id
+FROM sections
+WHERE term_id = :term_id AND campus_code = :campus_code AND index_number = :index_number
+
 -- name: subscribe
--- A new one, or one that was ended and is asked for again: both wait to be confirmed. Any other stays as it is.
+-- A new one, or one that was ended and is asked for again: both wait to be confirmed. Any other stays as it is, also
+-- one that a key of another program knows and we do not.
 WITH {order}, known AS MATERIALIZED ({known})
 INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
-SELECT subscription_id, 'status_changed', '{"from":"unsubscribed","to":"pending","reason":"subscribed_again"}', {now}
+SELECT subscription_id, 'status_changed',
+    '{"from":"unsubscribed","to":"' || again || '","reason":"subscribed_again"}', {now}
 FROM known
 WHERE status = 'unsubscribed';
 
 WITH {order}, known AS MATERIALIZED ({known})
 UPDATE subscriptions
-SET status = 'pending', is_verified = 0, contact_value = wanted.contact_value, locale = wanted.locale,
-    metadata = wanted.metadata, updated_at = {now}
+SET status = known.again, is_verified = 0, contact_value = wanted.contact_value,
+    locale = coalesce(wanted.locale, subscriptions.locale), metadata = coalesce(wanted.metadata, '{}'),
+    updated_at = {now}
 FROM wanted, known
 WHERE subscriptions.subscription_id = known.subscription_id AND known.status = 'unsubscribed';
 
 WITH {order}, known AS MATERIALIZED ({known})
 INSERT INTO subscriptions (
-    section_id, term_id, campus_code, index_number, contact_type, contact_value, contact_hash, locale, status,
-    is_verified, unsubscribe_token, metadata, created_at, updated_at)
+    section_id, -- given: section_id
+    locale, -- given: locale
+    metadata, -- given: metadata
+    term_id, campus_code, index_number, contact_type, contact_value, contact_hash, status, is_verified,
+    unsubscribe_token, created_at, updated_at)
 SELECT
-    (SELECT min(section_id) FROM sections AS s
-     WHERE s.term_id = wanted.term_id AND s.campus_code = wanted.campus_code
-       AND s.index_number = wanted.index_number),
-    term_id, campus_code, index_number, 'email', contact_value, contact_hash, locale, 'pending', 0,
-    unsubscribe_token, metadata, {now}, {now}
+    :section_id, -- given: section_id
+    locale, -- given: locale
+    metadata, -- given: metadata
+    term_id, campus_code, index_number, 'email', contact_value, contact_hash, 'pending', 0, unsubscribe_token,
+    {now}, {now}
 FROM wanted
-WHERE NOT EXISTS (SELECT 1 FROM known);
+WHERE NOT EXISTS (SELECT 1 FROM known)
+ON CONFLICT DO NOTHING;
 
-INSERT INTO subscription_events (subscription_id, event_type, created_at)
-SELECT last_insert_rowid(), 'created', {now} WHERE changes() = 1
+INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
+SELECT last_insert_rowid(), 'created', '{}', {now} WHERE changes() = 1
 
 -- name: reserve_confirmation
 -- The right to send a confirmation: at once, or as soon as the last one of this address is long enough ago; not
--- where one is on its way already, for it confirms everything that waits.
+-- where one is on its way already, for it confirms everything that waits, unless its link is void by now.
 WITH {order},
 waiting AS MATERIALIZED (SELECT subscription_id FROM ({known}) WHERE status = 'pending'),
 last AS MATERIALIZED (
-    SELECT max(strftime('%Y-%m-%dT%H:%M:%fZ', e.created_at)) AS sent_at
-    FROM wanted
-    JOIN subscriptions AS s USING (contact_hash)
-    JOIN subscription_events AS e USING (subscription_id)
+    SELECT e.event_id, e.subscription_id,
+        coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', e.created_at),
+                 strftime('%Y-%m-%dT%H:%M:%fZ', iso_julianday(e.created_at))) AS sent_at
+    FROM ({of_contact}) AS theirs
+    CROSS JOIN subscription_events AS e ON e.subscription_id = theirs.subscription_id
     WHERE e.event_type = 'verification_sent'
+    ORDER BY sent_at DESC, e.event_id DESC
+    LIMIT 1
 )
-INSERT INTO subscription_events (subscription_id, event_type, created_at)
-SELECT subscription_id, 'verification_sent',
+INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
+SELECT waiting.subscription_id, 'verification_sent', '{}',
     max({now}, coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', last.sent_at, printf('%+.3f seconds', :pause_seconds)), ''))
-FROM waiting, last
-WHERE last.sent_at IS NULL OR last.sent_at <= {now}
+FROM waiting LEFT JOIN last ON true
+WHERE last.sent_at IS NULL OR last.sent_at <= {now} OR {is_void}
 RETURNING event_id, subscription_id, created_at, created_at > {now} AS later
 
 -- name: forget_confirmation
@@ -102,7 +144,7 @@ LIMIT 1
 -- name: waiting_of_contact
 -- What one confirmation confirms.
 {described}
-WHERE s.contact_hash = :contact_hash AND lower(s.contact_type) = 'email' AND lower(s.status) = 'pending'
+WHERE s.subscription_id IN ({of_contact}) AND lower(s.contact_type) = 'email' AND lower(s.status) = 'pending'
 ORDER BY s.subscription_id
 LIMIT :limit
 
@@ -117,7 +159,7 @@ LIMIT :limit
 -- name: page_of_contact
 SELECT {shown}
 FROM subscriptions AS s
-WHERE s.contact_hash = :contact_hash AND s.subscription_id < coalesce(:before, 9223372036854775807)
+WHERE s.subscription_id IN ({of_contact}) AND s.subscription_id < coalesce(:before, 9223372036854775807)
   AND (:status IS NULL OR lower(s.status) = :status)
   AND (:term_id IS NULL OR s.term_id = :term_id AND s.campus_code = :campus_code AND s.index_number = :index_number)
 ORDER BY s.subscription_id DESC
@@ -144,7 +186,7 @@ INSERT INTO subscription_events (subscription_id, event_type, payload, created_a
 SELECT s.subscription_id, event.type, event.payload, {now}
 FROM subscriptions AS s
 CROSS JOIN (
-    SELECT 1 AS place, 'verified' AS type, NULL AS payload
+    SELECT 1 AS place, 'verified' AS type, '{}' AS payload
     UNION ALL SELECT 2, 'status_changed', '{"from":"pending","to":"active"}'
 ) AS event
 WHERE s.subscription_id IN (SELECT value FROM json_each(:ids))

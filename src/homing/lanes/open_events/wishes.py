@@ -80,6 +80,14 @@ class Order(Struct, frozen=True):
     unsubscribe_token: str
     metadata: str | None
 
+    @property
+    def section(self) -> dict[str, str]:
+        return {
+            "term_id": self.term_id,
+            "campus_code": self.campus_code,
+            "index_number": self.index_number,
+        }
+
 
 def order_of(request: SubscriptionRequest, token: str) -> Order:
     check_plain(request, "termId", "campusCode", "indexNumber")

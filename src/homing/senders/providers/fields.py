@@ -79,7 +79,9 @@ def headers(message: MailMessage) -> list[tuple[str, str]]:
     pairs.append(("Message-ID", message.message_id))
     if message.unsubscribe_url is not None:
         pairs.append(("List-Unsubscribe", f"<{message.unsubscribe_url}>"))
-        pairs.append(("List-Unsubscribe-Post", "List-Unsubscribe=One-Click"))
+        if message.unsubscribe_url.lower().startswith("https:"):
+            # RFC 8058 is about https only; by plain http anybody on the way could read the token.
+            pairs.append(("List-Unsubscribe-Post", "List-Unsubscribe=One-Click"))
     if _traces(message):
         pairs.append((TRACE_HEADER, message.trace_id or ""))
     return pairs

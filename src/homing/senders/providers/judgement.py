@@ -107,7 +107,8 @@ def object_of(answer: WebhookResult) -> dict[str, Any]:
     """The JSON object in an answer; empty where there is none."""
     try:
         found = _decode(answer.body)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        # The last is for brackets in brackets, thousands of them.
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -195,10 +195,17 @@ class ApiSender:
             return invalid_mail(f"it is larger than the {self._api.most_bytes / 1e6:g} MB that may be sent")
         answer = await self._http.send(request)
         if answer.status is not None:
-            return self._api.judge(answer, group, self._clock())
+            return self._judge(answer, group)
         if answer.unknown:
             return unclear(f"{answer.message}, after the last byte")
         return Refusal(code=SendErrorCode.NETWORK_ERROR, message=answer.message, retryable=True)
+
+    def _judge(self, answer: WebhookResult, group: Sequence[str]) -> Accepted | Refusal:
+        """Whatever stands in an answer, the mail it is about stays in somebody's hands."""
+        try:
+            return self._api.judge(answer, group, self._clock())
+        except Exception as bug:  # noqa: BLE001 - what others write must not decide what our code survives
+            return unclear(f"HTTP {answer.status}, with an answer that cannot be read ({type(bug).__name__})")
 
     # What is known of the provider
 

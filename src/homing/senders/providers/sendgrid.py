@@ -49,7 +49,7 @@ _HOSTS = {"global": "api.sendgrid.com", "eu": "api.eu.sendgrid.com"}
 #: Where no answer says for how long to wait.
 _WAIT = 30.0
 _LONGEST_WAIT = 3600.0
-_RECIPIENT_FIELD = re.compile(r"personalizations\.0\.(to|cc|bcc)(?:\.(\d+))?").match
+_RECIPIENT_FIELD = re.compile(r"personalizations\.0\.(to|cc|bcc)(?:\.(\d{1,4})(?!\d))?").match
 
 _encode = msgspec.json.Encoder().encode
 

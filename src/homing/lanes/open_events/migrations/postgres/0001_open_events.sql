@@ -101,6 +101,8 @@ ALTER TABLE subscriptions
     ADD COLUMN IF NOT EXISTS metadata text;
 CREATE INDEX IF NOT EXISTS homing_subscriptions_of_section ON subscriptions (term_id, campus_code, index_number);
 CREATE INDEX IF NOT EXISTS homing_subscriptions_by_contact ON subscriptions (contact_hash);
+-- Another program may leave the hash out, or make it in its own way: then the address itself is looked for.
+CREATE INDEX IF NOT EXISTS homing_subscriptions_by_address ON subscriptions (lower(trim(contact_value)));
 CREATE INDEX IF NOT EXISTS homing_subscriptions_by_token ON subscriptions (unsubscribe_token)
     WHERE unsubscribe_token IS NOT NULL;
 
@@ -212,13 +214,15 @@ CREATE INDEX IF NOT EXISTS homing_notifications_new ON open_event_notifications 
     WHERE lower(fanout_status) = 'pending' AND due_at IS NULL;
 CREATE INDEX IF NOT EXISTS homing_notifications_waiting ON open_event_notifications (due_at, notification_id)
     WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL;
--- What was reset by hand while it waited: nearly always empty.
+-- What was reset by hand while it waited: nearly always empty. A row that waits has a word in `error`, and a
+-- requeue takes it away: the one trace when a foreign worker has ended a row that was never tried.
 CREATE INDEX IF NOT EXISTS homing_notifications_reset ON open_event_notifications (notification_id)
     WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL
-      AND (due_attempts IS DISTINCT FROM fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL);
+      AND (due_attempts IS DISTINCT FROM fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL
+           OR lock_written_at IS NULL AND error IS NULL);
 -- What else a subscription waits for.
-CREATE INDEX IF NOT EXISTS homing_notifications_of_subscription ON open_event_notifications (subscription_id)
-    WHERE lower(fanout_status) = 'pending';
+CREATE INDEX IF NOT EXISTS homing_notifications_of_subscription
+    ON open_event_notifications (subscription_id, notification_id) WHERE lower(fanout_status) = 'pending';
 -- Looking at what ended badly, newest first.
 CREATE INDEX IF NOT EXISTS homing_notifications_ended ON open_event_notifications (lower(fanout_status), notification_id)
     WHERE lower(fanout_status) IN ('skipped', 'failed', 'expired');

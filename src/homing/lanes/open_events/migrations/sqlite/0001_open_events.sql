@@ -1,5 +1,7 @@
 -- As on PostgreSQL: what another program has made stays as it is, and only what is missing is added. Times of ours
 -- are ISO text in UTC with milliseconds and Z. No triggers: the other program would have to live with them.
+-- A column that is added is TEXT or INTEGER, which are the words that a STRICT table knows. All of this can be run
+-- again, and is when another program has made a table anew without what was added to it (repair.py).
 
 CREATE TABLE IF NOT EXISTS courses (
     course_id     INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -81,14 +83,16 @@ ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS section_id INTEGER;
 ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS contact_hash TEXT;
 ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS locale TEXT;
 ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS is_verified INTEGER;
-ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS created_at TIMESTAMP;
-ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS updated_at TIMESTAMP;
-ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS last_notified_at TIMESTAMP;
+ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS created_at TEXT;
+ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS updated_at TEXT;
+ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS last_notified_at TEXT;
 ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS last_known_section_status TEXT;
 ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS unsubscribe_token TEXT;
 ALTER TABLE subscriptions ADD COLUMN IF NOT EXISTS metadata TEXT;
 CREATE INDEX IF NOT EXISTS homing_subscriptions_of_section ON subscriptions (term_id, campus_code, index_number);
 CREATE INDEX IF NOT EXISTS homing_subscriptions_by_contact ON subscriptions (contact_hash);
+-- Another program may leave the hash out, or make it in its own way: then the address itself is looked for.
+CREATE INDEX IF NOT EXISTS homing_subscriptions_by_address ON subscriptions (lower(trim(contact_value)));
 CREATE INDEX IF NOT EXISTS homing_subscriptions_by_token ON subscriptions (unsubscribe_token)
     WHERE unsubscribe_token IS NOT NULL;
 
@@ -102,7 +106,7 @@ CREATE TABLE IF NOT EXISTS subscription_events (
 );
 ALTER TABLE subscription_events ADD COLUMN IF NOT EXISTS section_status_snapshot TEXT;
 ALTER TABLE subscription_events ADD COLUMN IF NOT EXISTS payload TEXT;
-ALTER TABLE subscription_events ADD COLUMN IF NOT EXISTS created_at TIMESTAMP;
+ALTER TABLE subscription_events ADD COLUMN IF NOT EXISTS created_at TEXT;
 -- The history of one subscription; how often it was notified is counted in it.
 CREATE INDEX IF NOT EXISTS homing_subscription_history ON subscription_events (subscription_id, event_type, event_id);
 
@@ -130,7 +134,7 @@ ALTER TABLE open_events ADD COLUMN IF NOT EXISTS detected_by TEXT;
 ALTER TABLE open_events ADD COLUMN IF NOT EXISTS snapshot_id INTEGER;
 ALTER TABLE open_events ADD COLUMN IF NOT EXISTS trace_id TEXT;
 ALTER TABLE open_events ADD COLUMN IF NOT EXISTS payload TEXT;
-ALTER TABLE open_events ADD COLUMN IF NOT EXISTS created_at TIMESTAMP;
+ALTER TABLE open_events ADD COLUMN IF NOT EXISTS created_at TEXT;
 CREATE INDEX IF NOT EXISTS homing_events_by_dedupe_key ON open_events (dedupe_key);
 CREATE INDEX IF NOT EXISTS homing_events_of_section ON open_events (term_id, campus_code, index_number, event_at);
 
@@ -148,21 +152,21 @@ CREATE TABLE IF NOT EXISTS open_event_notifications (
     error           TEXT,
     created_at      TIMESTAMP NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 );
-ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS last_attempt_at TIMESTAMP;
+ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS last_attempt_at TEXT;
 ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS locked_by TEXT;
-ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS locked_at TIMESTAMP;
+ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS locked_at TEXT;
 ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS error TEXT;
-ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS created_at TIMESTAMP;
+ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS created_at TEXT;
 -- Ours from here on. NULL says what nobody but us has to know, so that producers and foreign workers need
 -- not know these columns. Which claim has the row: a number that only ever rises.
 ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS claim_seq INTEGER;
 -- When a worker of ours looks at the row again; NULL is now.
-ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS due_at TIMESTAMP;
+ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS due_at TEXT;
 -- fanout_attempts when due_at was written. Another number means that somebody has changed the row since, and
 -- due_at counts no more.
 ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS due_attempts INTEGER;
 -- What we wrote into locked_at. Where the two differ the lock is somebody else's.
-ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS lock_written_at TIMESTAMP;
+ALTER TABLE open_event_notifications ADD COLUMN IF NOT EXISTS lock_written_at TEXT;
 
 -- Nobody is told twice of one event. A table that has such a key already needs no second one.
 -- unless: SELECT 1 FROM pragma_index_list('open_event_notifications') AS l WHERE l."unique" AND NOT l.partial AND (SELECT group_concat(name) FROM (SELECT name FROM pragma_index_info(l.name) ORDER BY name)) = 'open_event_id,subscription_id'
@@ -173,10 +177,12 @@ CREATE INDEX IF NOT EXISTS homing_notifications_new ON open_event_notifications 
     WHERE lower(fanout_status) = 'pending' AND due_at IS NULL;
 CREATE INDEX IF NOT EXISTS homing_notifications_waiting ON open_event_notifications (due_at, notification_id)
     WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL;
--- What was reset by hand while it waited: nearly always empty.
+-- What was reset by hand while it waited: nearly always empty. A row that waits has a word in `error`, and a
+-- requeue takes it away: the one trace when a foreign worker has ended a row that was never tried.
 CREATE INDEX IF NOT EXISTS homing_notifications_reset ON open_event_notifications (notification_id)
     WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL
-      AND (due_attempts IS NOT fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL);
+      AND (due_attempts IS NOT fanout_attempts OR lock_written_at IS NOT NULL AND locked_at IS NULL
+           OR lock_written_at IS NULL AND error IS NULL);
 -- What else a subscription waits for.
 CREATE INDEX IF NOT EXISTS homing_notifications_of_subscription ON open_event_notifications (subscription_id)
     WHERE lower(fanout_status) = 'pending';
