@@ -42,8 +42,7 @@ async def run(
     lanes = list(work)
     async with _serving(homing, api=api) as address, _maintaining(lines), _pruning(homing, lanes):
         homing.ground.address = address or None
-        if "open_events" in lanes:
-            homing.notifications_part.check_templates()
+        _check_templates(homing, lanes)
         workers = [worker for lane in lanes for worker in homing.workers(lane)]
         if api or "dispatch_jobs" in lanes:
             workers += homing.publishers()
@@ -64,6 +63,12 @@ async def run(
             task.result()
 
 
+def _check_templates(homing: Homing, lanes: Sequence[str]) -> None:
+    """Before anything is claimed: a mail without words ends as failed."""
+    if "open_events" in lanes:
+        homing.notifications_part.check_templates()
+
+
 async def _until_asked(stop: Stop, working: set[asyncio.Task[None]]) -> None:
     """Also when a worker has ended by a bug: a process that claims no more must not look alive."""
     asked = asyncio.create_task(stop.asked.wait())
@@ -73,7 +78,9 @@ async def _until_asked(stop: Stop, working: set[asyncio.Task[None]]) -> None:
 
 async def drain_once(homing: Homing, stop: Stop, lanes: Iterable[str]) -> int:
     """Deliver what is due, and end: `homing work --once`."""
-    lines = [line for lane in lanes for line in homing.lines_of(lane)]
+    chosen = list(lanes)
+    _check_templates(homing, chosen)
+    lines = [line for lane in chosen for line in homing.lines_of(lane)]
     for line in lines:
         await line.maintenance.once()
     drained = asyncio.ensure_future(_drain_lines(lines))

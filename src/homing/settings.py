@@ -43,7 +43,7 @@ def _milliseconds(value: str) -> str:
 def _time_zone(value: str) -> str:
     try:
         ZoneInfo(value)
-    except (ValueError, OSError):
+    except (KeyError, ValueError, OSError):
         raise ValueError(f"there is no time zone {value!r}; write one such as America/New_York") from None
     return value
 

@@ -125,3 +125,16 @@ def test_another_programs_file_is_worked_on_beside_our_own(homing: Homing, tmp_p
         tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert [word for (word,) in rows] == ["failed", "sent", "sent", "sent", "skipped"]
     assert "mail_outbox" not in tables, "a foreign file gets nothing but what its lane needs"
+
+
+def test_once_refuses_what_has_no_words_before_it_claims(desk: Desk) -> None:
+    refused = desk("work", "open_events", "--once", HOMING_MAIL_URL="memory://", HOMING_NOTIFY_LOCALES="fr")
+    assert refused.returncode == 2, refused.stdout
+    assert "HOMING_NOTIFY_LOCALES" in refused.stderr
+    assert desk.json("status")["open_events"]["pending"] == 2, "nothing was touched"
+
+
+def test_a_time_zone_that_does_not_exist_is_told(homing: Homing) -> None:
+    refused = homing("status", HOMING_NOTIFY_TIME_ZONE="Mars/X")
+    assert refused.returncode == 2
+    assert "there is no time zone 'Mars/X'" in refused.stderr

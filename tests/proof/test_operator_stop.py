@@ -109,6 +109,7 @@ async def test_stop_in_the_middle_of_work_and_upgrade(
         assert set(states) == {("sent", 0), ("queued", 0)}, "nothing is left in dispatching or charged"
         assert 20 <= states["sent", 0] < 200, "it was stopped in the middle"
         assert sum(here.copies().values()) == states["sent", 0], "what was begun was finished and noted"
+        here.sink.hurry()
         new = here.start(command)
         await here.until_all_ended()
         assert await stop(new, number, grace) == 0
@@ -128,6 +129,7 @@ async def test_rolling_restarts_double_nothing(postgres_url: str, tmp_path: Path
             assert await current.end() == 0
             current = replacement
             await here.until_taken(min(1200, taken + 50))
+        here.sink.hurry()
         await here.until_all_ended()
         assert await current.end() == 0
         assert await here.states() == {("sent", 0): 1200}

@@ -176,7 +176,7 @@ def act_on_all(
             f"notifications that are {state} cannot be used with {verb}: only {', '.join(FROM_STATES[verb])}"
         )
     total = run_async(_count(settings, state))
-    if not (dry_run or yes):
+    if total and not (dry_run or yes):
         # Asked outside of the event loop, which would keep Ctrl-C from a question.
         verb_form = "is" if total == 1 else "are"
         typer.confirm(f"{verb} {in_words(total)} that {verb_form} {state}?", abort=True, err=True)

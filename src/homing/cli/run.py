@@ -91,7 +91,7 @@ def work(
         )
     if once:
         count, trouble = run_async(_work_once(settings, chosen))
-        _out.print(f"delivered what was due: {count} claimed")
+        _out.print(f"{count} claimed, until nothing was due; `homing status` tells how they ended")
         if trouble is not None:
             _out.print(f"[red]but not all of it:[/] {trouble}")
             raise typer.Exit(1)

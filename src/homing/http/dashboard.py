@@ -43,8 +43,11 @@ _LATEST = 12
 _PAGE = {"scope": "desk:read"}
 #: A payload may be a megabyte, and nobody reads that on a page.
 _SHOWN_PAYLOAD = 5000
-#: A caught mail is somebody's html: it may show itself and nothing more.
-_MAIL_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+#: A caught mail is somebody's html: it may show itself, and its links may be followed in a tab of their own.
+_MAIL_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "sandbox allow-popups allow-popups-to-escape-sandbox"
+)
 
 
 class Dashboard(Controller):

@@ -53,7 +53,7 @@ class Notifications:
             self.lane,
             self.rows,
             CHANNEL,
-            concurrency=ground.mails_at_once,
+            concurrency=min(ground.mails_at_once, _at_once(settings)),
             slots=_slots(settings),
             database=database,
         )
@@ -154,6 +154,13 @@ class Notifications:
                 f"HOMING_NOTIFY_LOCALES and HOMING_NOTIFY_TEMPLATE_VERSION ask for what is missing in "
                 f"{self._settings.template_dir}: {'; '.join(missing)}"
             )
+
+
+def _at_once(settings: Settings) -> int:
+    """Who waits for the rate limit is not given back by a stop, so few do; it is enough for the rate."""
+    if not settings.notify_rate_per_second:
+        return settings.notify_batch
+    return settings.notify_rate_burst + int(2 * settings.notify_rate_per_second)
 
 
 def _slots(settings: Settings) -> int:

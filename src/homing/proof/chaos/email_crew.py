@@ -86,6 +86,8 @@ class EmailCrew:
             if worker.exit_code is not None and not worker.ended_by_us:
                 self.deserters.append(f"{worker.name}: {worker.exit_code}")
         alive = [worker for worker in self.everybody if worker.exit_code is None]
+        # Who has just taken somebody's place cannot end in an orderly way before it has begun.
+        await asyncio.gather(*(worker.until_ready() for worker in alive))
         codes = await asyncio.gather(*(worker.end() for worker in alive))
         self.deserters += [f"{w.name}: {c} at the end" for w, c in zip(alive, codes, strict=True) if c != 0]
 
