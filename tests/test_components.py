@@ -133,7 +133,7 @@ def test_server_ends_with_its_holder_however_that_ends(
         home, port = holder.stdout.readline().split()
         assert _listens(int(port))
         holder.send_signal(end)
-        holder.wait(timeout=10)
+        holder.wait(timeout=40)
     wait_until(lambda: not Path(home).exists(), "ending the server after its holder")
     assert not _listens(int(port))
     assert postgres_server.version() >= OLDEST_VERSION
