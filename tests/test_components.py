@@ -27,7 +27,10 @@ from homing.testing.components.processes import hold, wait_until
 from homing.testing.components.smtp import SmtpSink
 
 HOLDER = """
+import signal
 import sys
+# Whoever runs tests in the background may have had it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from homing.testing.components.postgres import start_postgres
 server = start_postgres(fsync=False)
 print(server.home, server.port, flush=True)
