@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import httpx
 import pytest
@@ -36,7 +37,7 @@ async def _nothing() -> None:
 async def client() -> httpx.AsyncClient:
     telemetry = Telemetry(make_logger("json", logging.CRITICAL))
     health = {"telemetry": telemetry, "check_ready": _nothing, "refresh_gauges": _nothing}
-    app = build_app([_away, _dispatch, _bug], health, telemetry, static=False)
+    app: Any = build_app([_away, _dispatch, _bug], health, telemetry, static=False)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
