@@ -452,8 +452,7 @@ async def test_a_change_is_seen_within_five_seconds_of_a_real_clock(bench: Bench
     await here.rotate(id, RotateCredentials(bearer_token="b2", grace_seconds=0))
     began = time.monotonic()
     while await token() != "b2":
-        # Five seconds, and as much again in which a busy machine did something else.
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 5
         await asyncio.sleep(0.05)
 
 

@@ -300,6 +300,7 @@ def _broker_faults(evidence: EmailEvidence) -> list[EmailFault]:
 def _figures(evidence: EmailEvidence) -> dict[str, float]:
     deliveries, published = evidence.deliveries, evidence.testimony.published
     struck = Counter(fault.kind for fault in evidence.faults)
+    after_a_loss = sum(_follows_a_loss(evidence, *pair) for pair in evidence.repeats)
     return {
         "attempted": len(evidence.ordered),
         "acked": sum(end.status == "Sent" for end in evidence.ends),
@@ -320,7 +321,8 @@ def _figures(evidence: EmailEvidence) -> dict[str, float]:
         "messages_published": sum(message.confirmed for message in published),
         "publishes_failed": sum(not message.confirmed for message in published),
         "publishes_overtaken": len(evidence.testimony.overtaken),
-        "published_again_after_a_loss": len(evidence.repeats),
+        "published_again_after_a_loss": after_a_loss,
+        "published_again_for_other_causes": len(evidence.repeats) - after_a_loss,
         "messages_dropped": len(evidence.testimony.dropped),
         **_healing_figures(evidence),
     }
