@@ -8,13 +8,16 @@
     UPDATE … WHERE id = :id RETURNING {columns}
 
 Parameters are `:name` in both dialects. SQLite takes them so; for PostgreSQL they become `$1`, `$2`, …
-A fragment is text that several queries of one file share.
+A fragment is text that several queries of one file share. A line that ends in `-- given: name` is left out
+where there is no such value: a column of somebody else's table may be NOT NULL and have a default, which a
+NULL of ours would not get.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import lru_cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Any, Literal
@@ -46,12 +49,21 @@ class Query(Struct, frozen=True):
 Queries = Mapping[str, Query]
 
 
-def load_queries(package: str, dialect: Dialect) -> Queries:
-    """The queries of `postgres.sql`, `sqlite.sql` or `mongo.py` in a package."""
+@lru_cache(maxsize=512)
+def load_queries(
+    package: str, dialect: Dialect, subject: str | None = None, absent: frozenset[str] = frozenset()
+) -> Queries:
+    """The queries of `postgres.sql`, `sqlite.sql` or `mongo.py` in a package.
+
+    A lane's further queries have files of their own, such as `fanout_postgres.sql`, by their subject.
+    """
     if dialect == "mongodb":
         operations: Mapping[str, Operation] = import_module(f"{package}.mongo").QUERIES
         return {name: Query(name, "", (), True, operation) for name, operation in operations.items()}
-    text = files(package).joinpath(f"{dialect}.sql").read_text(encoding="utf-8")
+    name = f"{subject}_{dialect}.sql" if subject else f"{dialect}.sql"
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    for value in absent:
+        text = re.sub(rf"^.*-- given: {value}$\n", "", text, flags=re.MULTILINE)
     return {query.name: query for query in parse_queries(text, dialect)}
 
 

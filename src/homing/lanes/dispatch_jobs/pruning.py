@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from homing.db import Database, Queries, Row, load_queries
 from homing.db.pruning import PrunableRows
-from homing.db.queries import parse_queries
 from homing.engine.prune import Ages, Found, Prunable, Window
 from homing.errors import Conflict
 
@@ -26,15 +24,10 @@ def prunable_jobs(database: Database) -> list[Prunable]:
     jobs = JobRows(database, load_queries(__package__ or "", database.dialect), LANE, ENDED)
     if database.dialect != "postgres":
         return [jobs]
-    weeks = _week_queries()
+    # In a file of their own, for the other databases have no partitions.
+    weeks = load_queries(__package__ or "", database.dialect, "weeks")
     rest = PrunableRows(database, weeks, LANE, (ATTEMPTS,), name="prune_rest", follows=ENDED)
     return [jobs, AttemptWeeks(database, weeks), rest]
-
-
-def _week_queries() -> Queries:
-    """In a file of their own, for the other databases have no partitions."""
-    text = files(__package__ or "").joinpath("weeks_postgres.sql").read_text(encoding="utf-8")
-    return {query.name: query for query in parse_queries(text, "postgres")}
 
 
 class JobRows(PrunableRows):

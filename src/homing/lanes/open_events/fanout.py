@@ -17,12 +17,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from homing.db import Database, Row, iso
+from homing.db import Database, Row, iso, load_queries
+from homing.db.patience import patiently
 from homing.errors import Conflict, InvalidRequest, Refused
-from homing.lanes.open_events.insertions import queries_without
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
-from homing.lanes.open_events.sql import patiently
 from homing.lanes.open_events.words import Word, check_plain
 from homing.senders.drafts import check_texts
 from homing.strict_json import decode
@@ -127,7 +126,7 @@ class Fanout:
     def __init__(self, database: Database, telemetry: Telemetry) -> None:
         self._database = database
         self._telemetry = telemetry
-        self._queries = queries_without("fanout", database.dialect)
+        self._queries = load_queries(__package__ or "", database.dialect, "fanout")
 
     async def record(self, flip: Flip) -> FlipReply:
         """Write down what happened, once, whoever else says so at the same time."""
@@ -227,7 +226,7 @@ class Fanout:
     async def _run_together(
         self, names: Sequence[str], absent: frozenset[str] = frozenset(), /, **parameters: Any
     ) -> Mapping[str, Sequence[Row]]:
-        queries = queries_without("fanout", self._database.dialect, absent)
+        queries = load_queries(__package__ or "", self._database.dialect, "fanout", absent)
         present = [name for name in names if name in queries]
         rows = await self._database.fetch_all([queries[name] for name in present], parameters)
         return dict(zip(present, rows, strict=True))

@@ -5,17 +5,16 @@ Subscriptions are never pruned, and neither are sections and courses, which are 
 
 from __future__ import annotations
 
-from homing.db import Database
+from homing.db import Database, load_queries
 from homing.db.pruning import PrunableRows
 from homing.engine.prune import Prunable
-from homing.lanes.open_events.sql import queries_of
 
 LANE = "open_events"
 ENDED = ("sent", "skipped", "failed", "expired")
 
 
 def prunable_notifications(database: Database) -> list[Prunable]:
-    queries = queries_of("prune", database.dialect)
+    queries = load_queries(__package__ or "", database.dialect, "prune")
     return [
         PrunableRows(database, queries, LANE, ENDED, name="prune_notifications"),
         PrunableRows(database, queries, LANE, ("events",), name="prune_events", follows=ENDED),

@@ -20,13 +20,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from homing.db import Database, Row, instant
+from homing.db import Database, Row, instant, load_queries
+from homing.db.patience import patiently
 from homing.errors import NotAllowed
-from homing.lanes.open_events.insertions import queries_without
 from homing.lanes.open_events.links import CONFIRM_WITHIN, Links, contact_hash
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import with_preferences
-from homing.lanes.open_events.sql import patiently
 from homing.lanes.open_events.wishes import Order
 
 STATES = ("pending", "active", "paused", "suppressed", "unsubscribed")
@@ -70,7 +69,7 @@ class Subscriptions:
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
-        self._queries = queries_without("subscriptions", database.dialect)
+        self._queries = load_queries(__package__ or "", database.dialect, "subscriptions")
         self._send_confirmation = send_confirmation
         self.links = links
         self.clock = clock
@@ -204,7 +203,7 @@ class Subscriptions:
     async def _run_together(
         self, names: Sequence[str], absent: frozenset[str] = frozenset(), /, **parameters: Any
     ) -> Mapping[str, Sequence[Row]]:
-        known = queries_without("subscriptions", self._database.dialect, absent)
+        known = load_queries(__package__ or "", self._database.dialect, "subscriptions", absent)
         present = [name for name in names if name in known]
         queries = [known[name] for name in present]
         rows = await patiently(lambda: self._database.fetch_all(queries, parameters))
