@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,6 @@ from rich.table import Table
 from homing.cli.jobs import JobFlags, Verb
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
-from homing.db.patience import patiently
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.settings import Settings
 
@@ -153,7 +151,7 @@ def number(id: str) -> int:
 async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
     """Raise unless the verb suits all of them, before anything is changed."""
     for number in numbers:
-        row = await patiently(partial(homing.notifications.get, number))
+        row = await homing.notifications.get(number)
         if row is None:
             raise NotFound(f"there is no notification notification_{number}; nothing was changed")
         if row["status"] not in FROM_STATES[verb]:
@@ -165,7 +163,7 @@ async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
 
 async def act_on_ids(homing: Homing, verb: Verb, numbers: Sequence[int]) -> int:
     act = homing.notifications.requeue if verb == "requeue" else homing.notifications.cancel
-    return len(await patiently(lambda: act(numbers)))
+    return len(await act(numbers))
 
 
 def act_on_all(
@@ -195,7 +193,7 @@ async def _count(settings: Settings, state: str) -> int:
     from homing.app import opened
 
     async with opened(settings) as homing:
-        return (await patiently(homing.notifications.counts))[state]
+        return (await homing.notifications.counts())[state]
 
 
 async def _act_on_state(verb: Verb, settings: Settings, state: str, total: int) -> int:
@@ -205,11 +203,7 @@ async def _act_on_state(verb: Verb, settings: Settings, state: str, total: int) 
     async with opened(settings) as homing:
         with Progress(console=_err, transient=True) as progress:
             task = progress.add_task(verb, total=total)
-            while ids := await _some(homing, state, after):
+            while ids := await homing.notifications.ids_by_status(state, after=after, limit=_BULK):
                 done, after = done + await act_on_ids(homing, verb, ids), ids[-1]
                 progress.update(task, completed=done)
     return done
-
-
-async def _some(homing: Homing, state: str, after: int) -> list[int]:
-    return await patiently(lambda: homing.notifications.ids_by_status(state, after=after, limit=_BULK))

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Database, Row, instant, load_queries
+from homing.db.patience import patiently
 from homing.db.store import SqlStore
 from homing.engine.coalesce import Batched
 from homing.engine.model import Claim, Monotonic, Settlement
@@ -139,12 +140,16 @@ class Notifications(SqlStore[Notification]):
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────
 
+    async def _ask(self, query: str, **parameters: Any) -> Sequence[Row]:
+        """For people, who are not told that another program holds its lock for a while."""
+        return await patiently(lambda: self.run(query, **parameters))
+
     async def preview(self, limit: int) -> Sequence[Row]:
         """Ids that a claim would take."""
-        return await self.run("preview", limit=limit)
+        return await self._ask("preview", limit=limit)
 
     async def get(self, id: int) -> Row | None:
-        rows = await self.run("get", id=id)
+        rows = await self._ask("get", id=id)
         return rows[0] if rows else None
 
     async def page(
@@ -152,11 +157,11 @@ class Notifications(SqlStore[Notification]):
     ) -> Sequence[Row]:
         """Newest first; `before` is the id that the last page ended with."""
         query = "page_ended" if status in ENDED_BADLY else "page"
-        return await self.run(query, status=status, before=before, limit=limit)
+        return await self._ask(query, status=status, before=before, limit=limit)
 
     async def counts(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for row in await self.run("counts"):
+        for row in await self._ask("counts"):
             found[row["status"]] = found.get(row["status"], 0) + row["count"]
         total = found.pop("total", 0)
         counts = {state: found.get(state, 0) for state in STATES}
@@ -165,33 +170,33 @@ class Notifications(SqlStore[Notification]):
 
     async def oldest_due(self) -> float:
         """For how many seconds the first in the queue has been due."""
-        rows = await self.run("oldest_due")
+        rows = await self._ask("oldest_due")
         return max(0.0, rows[0]["age"]) if rows else 0.0
 
     async def reasons(self) -> Sequence[Row]:
         """`status, code, count` of what ended badly, the most frequent first."""
-        return await self.run("reasons")
+        return await self._ask("reasons")
 
     async def locks(self) -> Sequence[Row]:
         """`locked_by, count, oldest, over`: who holds how many, and how many of these locks are over."""
-        return await self.run("locks")
+        return await self._ask("locks")
 
     async def churn(self) -> Sequence[Row]:
         """`attempts, count` of what was tried and is still pending."""
-        return await self.run("churn")
+        return await self._ask("churn")
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────
 
     async def requeue(self, ids: Sequence[int]) -> list[int]:
         """Make skipped, failed and expired ones due at once, with all attempts; the ids that were."""
-        requeued = [row["id"] for row in await self.run("requeue", ids=_encode(ids).decode())]
+        requeued = [row["id"] for row in await self._ask("requeue", ids=_encode(ids).decode())]
         if requeued:
             self.database.announce(CHANNEL)
         return sorted(requeued)
 
     async def cancel(self, ids: Sequence[int]) -> list[int]:
         """End notifications that wait and that nobody has locked as `skipped`; the ids that were."""
-        rows = await self.run("cancel", ids=_encode(ids).decode(), error=_CANCELLED)
+        rows = await self._ask("cancel", ids=_encode(ids).decode(), error=_CANCELLED)
         return sorted(row["id"] for row in rows)
 
     async def ids_by_status(
@@ -199,8 +204,8 @@ class Notifications(SqlStore[Notification]):
     ) -> list[int]:
         """Some that are pending, skipped, failed or expired, by id; `after` is the last id seen."""
         if status == "pending":
-            return [row["id"] for row in await self.run("pending_ids", after=after, limit=limit)]
-        rows = await self.run("ended_ids", status=status, code=code, after=after, limit=limit)
+            return [row["id"] for row in await self._ask("pending_ids", after=after, limit=limit)]
+        rows = await self._ask("ended_ids", status=status, code=code, after=after, limit=limit)
         return [row["id"] for row in rows]
 
 
