@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from homing.senders.printed import SharedParts
+
 
 class Attachment(Struct, frozen=True):
     """A file that goes along; with a content id it is shown inside the html."""
@@ -53,6 +55,8 @@ class MailMessage(Struct, frozen=True, kw_only=True):
     template_id: str | None = None
     template_version: str | None = None
     variables: Mapping[str, Any] | None = None
+    #: `text` and `html` once more, in what many mails have in common: it saves whoever assembles them much.
+    shared: SharedParts | None = None
 
     @property
     def merge_key(self) -> str | None:

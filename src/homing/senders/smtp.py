@@ -29,7 +29,7 @@ from homing.engine.model import Monotonic
 from homing.senders.addresses import InvalidAddress, envelope_address, needs_smtputf8, parse_address
 from homing.senders.breaker import Breaker
 from homing.senders.mail import MailMessage, SendError, SendErrorCode, SendResult, Verdict
-from homing.senders.mime import Unassemblable, assemble, dot_stuff
+from homing.senders.mime import Unassemblable, assemble_stuffed
 from homing.senders.smtp_protocol import Connection, End, Limits, Recipient, Transaction
 from homing.senders.smtp_relay import Closed, Entrance, Relay, enter, tls_context
 
@@ -96,14 +96,14 @@ class SmtpSender:
     def _transaction(self, message: MailMessage) -> Transaction:
         sender = envelope_address(parse_address(message.sender).address).encode()
         recipients, refused = _recipients(message.recipients)
-        data = assemble(message)
+        data, size = assemble_stuffed(message)
         return Transaction(
             provider=self._name,
             sender=sender,
             recipients=recipients,
             preset=refused,
-            body=dot_stuff(data) + b".\r\n",
-            size=len(data),
+            body=data + b".\r\n",
+            size=size,
             # The assembler writes 7-bit bodies, so only an address in the header can be the reason.
             header_utf8=not data.isascii(),
             future=asyncio.get_running_loop().create_future(),

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homing.lanes.open_events.letters import Letters
 from homing.lanes.open_events.locales import PACKAGED_TEMPLATES
+from homing.senders.body_text import encode_text
 from homing.senders.templates import Rendered, TemplateProblem, Templates
 
 VARIABLES = {
@@ -31,14 +33,22 @@ class Office:
         self._templates = Templates(folder)
         self.now = 0.0
         self.letters = Letters(lambda: self.now)
-        self.rendered = 0
+        self.rendered = self.shared = 0
 
     def alone(self, links: Any) -> Rendered | TemplateProblem:
         self.rendered += 1
         return self._templates.render("open-seat", {**VARIABLES, **links}, "en-US", "v1")
 
     def write(self, links: Any) -> Rendered | TemplateProblem:
-        return self.letters.write("key", links, self.alone)
+        found = self.letters.write("key", links, self.alone)
+        if isinstance(found, TemplateProblem) or found.shared is None:
+            return found
+        assert found.shared.html is not None
+        # What is encoded once for all is the same as well.
+        assert found.shared.text.encoded() in {None, encode_text(found.text.encode())}
+        assert found.shared.html.encoded() in {None, encode_text((found.html or "").encode())}
+        self.shared += 1
+        return replace(found, shared=None)
 
 
 def folder_with(tmp_path: Path, html: str) -> Path:
@@ -54,6 +64,7 @@ def test_many_letters_are_those_that_each_would_have_got_alone() -> None:
     office = Office()
     for number in range(20):
         assert office.write(links(number)) == Office().alone(links(number))
+    assert office.shared == 20
     assert office.rendered == 2, "twice to see that the links are printed as they are"
 
 

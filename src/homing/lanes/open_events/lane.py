@@ -229,6 +229,7 @@ class OpenEventsLane:
             template_id=template["id"],
             template_version=template["version"],
             variables=template["variables"],
+            shared=rendered.shared,
         )
 
     def describe(self, claim: Claim[Notification], settlement: Settlement | None) -> Mapping[str, Any]:

@@ -1,0 +1,84 @@
+"""Text that is encoded once for many mails: the octets are the same as if each had been encoded whole."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from homing.senders.body_text import encode_text
+from homing.senders.mail import MailMessage
+from homing.senders.mime import assemble, assemble_stuffed, dot_stuff
+from homing.senders.printed import Filled, SharedParts, print_text
+
+_TEXTS = st.lists(
+    st.sampled_from([*"ab=. \t\nFrom:<é漢\x00", "From ", "\n.", " \n", "x" * 70, "y" * 500, "z" * 998]),
+    max_size=12,
+).map("".join)
+_VALUES = st.lists(
+    st.sampled_from([*"ht=/.?& Frome", "v" * 60, "w" * 600, "é", "\n", "\r", "\x00"]), max_size=6
+).map("".join)
+
+
+@st.composite
+def _pieces(draw: st.DrawFn) -> tuple[str, ...]:
+    texts = draw(st.lists(_TEXTS, min_size=1, max_size=5))
+    names = [draw(st.sampled_from(["one", "other"])) for _ in texts[1:]]
+    return tuple(part for pair in zip(texts, [*names, ""], strict=True) for part in pair)[:-1]
+
+
+@settings(max_examples=600, deadline=None)
+@given(_pieces(), _VALUES, _VALUES)
+@example(("a\n", "one", "\nb"), "From x", "h")
+@example(("漢" * 3 + "a" * 60 + "\n", "one", "=\n"), "https://h/?token=a", "h")
+@example(("Fro", "one", ""), "m me", "h")
+@example(("a\n", "one", "\n"), ".", "h")
+@example((".a\n", "one", "\n"), "h", "h")
+@example(("x" * 900, "one", "\n"), "v" * 99, "h")
+def test_what_is_filled_in_is_what_encoding_the_whole_gives(
+    pieces: tuple[str, ...], one: str, other: str
+) -> None:
+    values = {"one": one, "other": other}
+    printed = print_text(pieces)
+    if printed is None:
+        return
+    filled = Filled(printed, values)
+    whole = "".join(values[part] if number % 2 else part for number, part in enumerate(pieces))
+    if (encoded := filled.encoded()) is not None:
+        assert encoded == encode_text(whole.encode())
+        if filled.is_stuffed:
+            assert dot_stuff(encoded[1]).removesuffix(b"\r\n") == encoded[1].removesuffix(b"\r\n")
+
+
+@pytest.mark.parametrize("shared", ["Hello.\n", "空位\n" + "Seats are open again. " * 8 + "\n"])
+def test_a_letter_is_really_shared(shared: str) -> None:
+    """The shortcut is taken for what mails consist of: else nothing of the above would say anything."""
+    link = "https://seats.example.org/unsubscribe?token=bAIDPsd-_x"
+    pieces = (f"{shared}Leave: <", "link", ">\n")
+    printed = print_text(pieces)
+    assert printed is not None
+    assert Filled(printed, {"link": link}).encoded() == encode_text(f"{shared}Leave: <{link}>\n".encode())
+
+
+def test_a_mail_with_shared_parts_is_the_same_mail() -> None:
+    values = {"link": "https://seats.example.org/u?token=1"}
+    text, html = ("Hello\n", "link", "\n"), ('<p>\n<a href="', "link", '">leave</a>\n')
+    printed_text, printed_html = print_text(text), print_text(html)
+    assert printed_text is not None
+    assert printed_html is not None
+    mail = MailMessage(
+        message_id="<1@example.org>",
+        date=datetime(2026, 1, 2, tzinfo=UTC),
+        sender="a@example.org",
+        recipients=("b@example.org",),
+        to=("b@example.org",),
+        text=f"Hello\n{values['link']}\n",
+        html=f'<p>\n<a href="{values["link"]}">leave</a>\n',
+    )
+    shared = SharedParts(Filled(printed_text, values), Filled(printed_html, values))
+    given = {name: getattr(mail, name) for name in mail.__struct_fields__} | {"shared": shared}
+    assert assemble(MailMessage(**given)) == assemble(mail)
+    assert assemble_stuffed(MailMessage(**given)) == assemble_stuffed(mail)
+    assert assemble_stuffed(mail) == (dot_stuff(assemble(mail)), len(assemble(mail)))
