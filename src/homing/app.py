@@ -19,14 +19,21 @@ from homing.errors import SchemaError, SettingsError
 from homing.lanes.open_events.adopt import refusals
 from homing.lanes.open_events.repair import Loss, losses, repair
 from homing.lines import Line
+from homing.parts.alerts import Alerts
+from homing.parts.bulk import Bulk
+from homing.parts.desk import make_desk
 from homing.parts.emails import Emails
+from homing.parts.figures import Figures
 from homing.parts.ground import Ground
+from homing.parts.health import Health
 from homing.parts.jobs import Jobs
 from homing.parts.mails import Mails
 from homing.parts.notifications import Notifications
+from homing.parts.operations import Operations
 from homing.parts.retention import prunable_tables
 from homing.settings import Settings, is_loopback
 from homing.telemetry import Telemetry, make_logger
+from homing.tracing import make_tracing
 
 if TYPE_CHECKING:
     from litestar import Litestar
@@ -39,11 +46,14 @@ if TYPE_CHECKING:
 #: In the order in which their migrations are applied.
 MIGRATED = (
     "homing.access",
+    "homing.workers",
     "homing.senders.caught_mail",
     "homing.lanes.mail_outbox",
     "homing.lanes.dispatch_jobs",
     "homing.lanes.email_log",
     "homing.lanes.open_events",
+    "homing.alerts",
+    "homing.desk",
 )
 #: What a database of the dispatch jobs' own needs.
 JOBS_MIGRATED = ("homing.lanes.dispatch_jobs",)
@@ -52,6 +62,8 @@ NOTIFY_MIGRATED = ("homing.lanes.open_events",)
 LANES = ("mail_outbox", "dispatch_jobs", "email_log", "open_events")
 #: A lane of two stages may be worked on by stage, each in processes of its own.
 STAGES = {"email_log": ("email_log:schedule", "email_log:send")}
+#: Seconds that the end waits for a collector of traces.
+_LAST_SPANS = 5.0
 
 
 class Homing:
@@ -86,6 +98,32 @@ class Homing:
             self.ground, self.notify_database, self.mails_part.sender, self.mails_part.orders
         )
         self._name_parts()
+        self.desk = make_desk(
+            self.ground, self.mails_part, self.jobs_part, self.emails_part, self.notifications_part
+        )
+        self.operations = Operations(
+            self.ground,
+            lambda: self.lines,
+            self.jobs_part,
+            self.emails_part,
+            lanes=(*LANES, *(stage for stages in STAGES.values() for stage in stages)),
+            databases={
+                "mail_outbox": self.database,
+                "dispatch_jobs": self.jobs_database,
+                "email_log": self.database,
+                "open_events": self.notify_database,
+            },
+        )
+        self.fleet = self.operations.fleet
+        self.alerts_part = Alerts(
+            self.ground,
+            mails=self.mails_part,
+            jobs=self.jobs_part,
+            emails=self.emails_part,
+            notifications=self.notifications_part,
+            fleet=self.fleet,
+        )
+        self.alerts = self.alerts_part.desk
         #: Who may do what; always in the main database.
         self.access = Access(
             self.database,
@@ -93,11 +131,39 @@ class Homing:
             encryption_key=settings.encryption_key,
             sessions=SessionTerms(settings.session_idle_minutes * 60, settings.session_hours * 3600),
         )
+        self.bulk = Bulk(self.ground, self.access.audit, self.desk)
         #: What is deleted when; nothing, unless it was said.
         self.pruning = plan(
             read_retention(settings.retention),
             prunable_tables(self.database, self.jobs_database, self.notify_database),
         )
+        self.figures = Figures(
+            self.ground,
+            self.jobs_part,
+            self.operations,
+            databases=(self.database, self.jobs_database),
+            backlogs={
+                "mail_outbox": self.mail.backlog,
+                "dispatch_jobs": self.webhooks.backlog,
+                "email_log": self.email_send.backlog,
+                "open_events": self.notify.backlog,
+            },
+            desk=lambda: self.desk,
+            keeps_everything=not self.pruning,
+        )
+        self.health = Health(
+            self.ground,
+            [
+                ("all but these" if self._has_others else "everything", self.database, settings.database_url),
+                ("dispatch jobs", self.jobs_database, settings.jobs_database_url),
+                ("open seats", self.notify_database, settings.notify_database_url),
+            ],
+            self.pruning,
+        )
+
+    @property
+    def _has_others(self) -> bool:
+        return bool(self.settings.jobs_database_url or self.settings.notify_database_url)
 
     def _name_parts(self) -> None:
         """The names by which the others know what the parts hold."""
@@ -225,15 +291,27 @@ class Homing:
         """The API and the page. Imported late: a worker or a look at the status needs no web framework."""
         from homing.access.api import AccessApi
         from homing.http.app import build_app
-        from homing.http.dashboard import Dashboard
         from homing.http.login import LoginPages
+        from homing.http.messages_api import MessagesApi
+        from homing.http.pages.routes import PAGES, page_dependencies
 
-        routes: list[Any] = [Dashboard, LoginPages, AccessApi]
+        routes: list[Any] = [*PAGES, LoginPages, AccessApi, MessagesApi]
         dependencies = self._health()
         for part in (self.mails_part, self.jobs_part, self.emails_part, self.notifications_part):
             part_routes, part_dependencies = part.api()
             routes += part_routes
             dependencies |= part_dependencies
+        alert_routes, alert_dependencies = self.alerts_part.api()
+        routes += alert_routes
+        bulk_routes, bulk_dependencies = self.bulk.api()
+        routes += bulk_routes
+        dependencies |= bulk_dependencies
+        figure_routes, figure_dependencies = self.figures.api()
+        routes += figure_routes
+        dependencies |= figure_dependencies
+        dependencies |= self.operations.dependencies() | alert_dependencies
+        dependencies |= self.health.dependencies() | {"desk": self.desk}
+        dependencies |= page_dependencies(self.telemetry, dependencies["job_statistics"])
         return build_app(routes, dependencies, self.telemetry, door=self._door())
 
     def metrics_asgi(self) -> Litestar:
@@ -259,8 +337,12 @@ class Homing:
     async def _refresh_gauges(self) -> None:
         for line in self.lines.values():
             await line.backlog.refresh()
+        await self.operations.refresh_gauges()
 
     async def close(self) -> None:
+        await self.health.checkup.close()
+        await self.operations.close()
+        await self.figures.close()
         for part in (self.mails_part, self.jobs_part, self.emails_part):
             await part.close()
         await self.jobs_part.judged()
@@ -269,6 +351,7 @@ class Homing:
         for other in (self.jobs_database, self.notify_database):
             if other is not self.database:
                 await other.close()
+        await self.telemetry.tracing.close(min(self.settings.grace_seconds, _LAST_SPANS))
 
 
 class Work(Protocol):
@@ -289,9 +372,13 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
 
 
 def make_telemetry(settings: Settings) -> Telemetry:
-    return Telemetry(
-        make_logger(settings.log_format, logging.getLevelNamesMapping()[settings.log_level.upper()])
-    )
+    logger = make_logger(settings.log_format, logging.getLevelNamesMapping()[settings.log_level.upper()])
+
+    def warn(words: str) -> None:
+        telemetry.log.warning("tracing.failed", error=words)
+
+    telemetry = Telemetry(logger, tracing=make_tracing(settings.tracing, settings.trace_sample, warn))
+    return telemetry
 
 
 def warnings_for(settings: Settings) -> Sequence[str]:

@@ -8,7 +8,7 @@ import random
 import secrets
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from email import message_from_bytes, policy
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.app import LANES, Homing, opened
+from homing.desk.checkup import Finding
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
 from homing.lanes.dispatch_jobs.job import NewJob
 from homing.lanes.dispatch_jobs.target import target_of
@@ -82,6 +83,7 @@ async def run_demo(
     rate: float,
     seconds: float,
     tell: Tell,
+    examine: Callable[[Homing], AsyncIterator[Finding]],
 ) -> None:
     accepted: asyncio.Queue[SinkMail] = asyncio.Queue()
     async with AsyncExitStack() as stack:
@@ -91,6 +93,7 @@ async def run_demo(
         settings = _settings(flags, environ, Path(folder), relay.url)
         require_loopback(settings)
         homing = await stack.enter_async_context(opened(settings, makes_file=True))
+        homing.health.examine = lambda: examine(homing)
         await homing.migrate()
         partners = await _make_partners(homing)
         receiver = await stack.enter_async_context(HttpSink(_Receiver(partners).answer, keep=False))

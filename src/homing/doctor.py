@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from stat import S_IMODE
 
-from msgspec import Struct
-
 from homing.app import Homing, opened, unusable_links, warnings_for
 from homing.brokers.findings import broker_findings
 from homing.brokers.router import queue_of
 from homing.db import Database, Query, redact
+from homing.desk.checkup import Finding
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
 from homing.senders.egress import parse_networks
@@ -30,18 +29,16 @@ _AT_ONCE = 500
 _WEEKS_AHEAD = 4
 
 
-class Finding(Struct, frozen=True):
-    check: str
-    well: bool
-    detail: str
+__all__ = ["Finding", "examine", "findings_of"]
 
 
 async def examine(settings: Settings) -> list[Finding]:
     async with opened(settings) as homing:
-        return [finding async for finding in _findings(homing)]
+        return [finding async for finding in findings_of(homing)]
 
 
-async def _findings(homing: Homing) -> AsyncIterator[Finding]:
+async def findings_of(homing: Homing) -> AsyncIterator[Finding]:
+    """Of a process that may be at work meanwhile."""
     try:
         await homing.database.fetch(Query("ping", "SELECT 1 AS one", (), writes=False), {})
     except DatabaseError as error:

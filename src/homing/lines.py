@@ -16,6 +16,7 @@ from homing.db.backlog import Backlog, Counted
 from homing.engine.deliver import Deliverer
 from homing.engine.lane import Lane
 from homing.engine.maintenance import Maintenance
+from homing.engine.traced import traced
 from homing.engine.worker import Worker
 from homing.telemetry import Telemetry
 
@@ -58,6 +59,12 @@ class Feed:
     def wake(self) -> None:
         """A broker wakes whoever waits for it."""
 
+    def pause(self) -> None:
+        self._pump.pause()
+
+    def resume(self) -> None:
+        self._pump.resume()
+
     def stop(self) -> None:
         self._pump.stop()
 
@@ -97,7 +104,9 @@ class Line:
         counted_as: str | None = None,
     ) -> None:
         self.lane = lane
-        self.deliverer = Deliverer(lane, telemetry, concurrency=concurrency, slots=slots)
+        self.deliverer = Deliverer(
+            traced(lane, telemetry.tracing), telemetry, concurrency=concurrency, slots=slots
+        )
         self.maintenance = Maintenance(lane, telemetry)
         self.backlog = Backlog(counted_as or lane.name, rows, telemetry)
         self._database = database
@@ -107,15 +116,35 @@ class Line:
         #: Makes what feeds the line, where that is a broker's queue.
         self.open_feed: Callable[[], Feed] | None = None
         self._feed: Feed | None = None
+        self._worker: Worker | None = None
 
     def worker(self) -> Worker | Feed:
         _tune(self._database)
         if self.open_feed is not None:
             self._feed = self.open_feed()
             return self._feed
-        worker = Worker(self.deliverer, self._telemetry, longest_pause=self._longest_pause)
-        self._database.listen(self._channel, worker.wake)
-        return worker
+        self._worker = Worker(self.deliverer, self._telemetry, longest_pause=self._longest_pause)
+        self._database.listen(self._channel, self._worker.wake)
+        return self._worker
+
+    @property
+    def name(self) -> str:
+        return self.lane.name
+
+    async def pause(self) -> None:
+        """Claim nothing more until `resume`. What has begun comes to its end, the rest is given back."""
+        # First the queue, so that what is given back to it does not come here again.
+        if self._feed is not None:
+            self._feed.pause()
+        self.deliverer.paused = True
+        await self.deliverer.give_back_waiting()
+
+    async def resume(self) -> None:
+        self.deliverer.paused = False
+        if self._feed is not None:
+            self._feed.resume()
+        if self._worker is not None:
+            self._worker.wake()
 
     def claim_no_more(self) -> None:
         """The process is stopping, or has done what it was asked to."""

@@ -13,6 +13,7 @@ from homing.engine.prune import Pruner
 from homing.errors import HomingError
 from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
 from homing.lines import Line
+from homing.workers.heartbeat import Heartbeat
 
 #: Seconds that a stop waits for a claim that is under way; its rows are rescued when it comes later.
 _LAST_CLAIM = 5.0
@@ -40,12 +41,20 @@ async def run(
     """Serve and work on some lanes until stopped; then finish what has begun within the grace time."""
     lines = list(homing.lines.values())
     lanes = list(work)
-    async with _serving(homing, api=api) as address, _maintaining(lines), _pruning(homing, lanes):
+    async with (
+        _serving(homing, api=api) as address,
+        _maintaining(lines),
+        _pruning(homing, lanes),
+        _counting(homing),
+        _alerting(homing),
+        _beating(homing, lanes, api=api) as heartbeat,
+    ):
         homing.ground.address = address or None
         _check_templates(homing, lanes)
         workers = [worker for lane in lanes for worker in homing.workers(lane)]
         if api or "dispatch_jobs" in lanes:
             workers += homing.publishers()
+        workers.append(homing.bulk.runner())
         working = {asyncio.create_task(worker.run()) for worker in workers}
         ready(address)
         await _until_asked(stop, working)
@@ -54,6 +63,7 @@ async def run(
             line.claim_no_more()
         for worker in workers:
             worker.stop()
+        await heartbeat.stopping()
         if working:
             await asyncio.wait(working, timeout=_LAST_CLAIM)
         await _drain(homing, lines, stop)
@@ -162,6 +172,51 @@ async def _maintaining(lines: Sequence[Line]) -> AsyncIterator[None]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+@asynccontextmanager
+async def _beating(homing: Homing, lanes: Sequence[str], *, api: bool) -> AsyncIterator[Heartbeat]:
+    """The process is seen, and does what it is told: also one that only serves."""
+    worked = {line.name for lane in lanes for line in homing.lines_of(lane)}
+    if homing.queueing is not None and (api or "dispatch_jobs" in lanes):
+        worked.add(homing.queueing.name)
+    heartbeat = homing.operations.heartbeat(lanes, worked=worked, serves=api)
+    await heartbeat.begin()
+    task = asyncio.create_task(heartbeat.run())
+    try:
+        yield heartbeat
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await heartbeat.stopped()
+
+
+@asynccontextmanager
+async def _counting(homing: Homing) -> AsyncIterator[None]:
+    """What this process did is written down every few seconds, and what all have appended is summed up."""
+    tasks = [asyncio.ensure_future(keep()) for keep in homing.figures.keepers()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def _alerting(homing: Homing) -> AsyncIterator[None]:
+    """Any process may; one of them does."""
+    watch = homing.alerts_part.watch
+    task = asyncio.create_task(watch.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await watch.leave()
 
 
 @asynccontextmanager

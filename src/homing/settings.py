@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
 from homing.engine.policy import read_milliseconds, read_schedule
@@ -61,6 +61,7 @@ class Settings(BaseModel):
     """Each field's description is its comment in `config.default.toml`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     database_url: str = Field(
         "sqlite:///homing.db",
@@ -311,6 +312,42 @@ class Settings(BaseModel):
         "and then to loopback targets too; false forbids both.",
     )
 
+    alert_mail_to: Annotated[str, AfterValidator(_comma_list)] = Field(
+        "",
+        description="Who is told by mail when something is wrong: addresses, by commas.",
+        json_schema_extra={"secret": True},
+    )
+    alert_webhook_url: str | None = Field(
+        None,
+        description="Is told by webhook when something is wrong; besides the mail, where there is one.",
+        json_schema_extra={"secret": True},
+    )
+    alert_webhook_credentials_id: str | None = Field(
+        None, description="The credentials that those webhooks are signed with."
+    )
+    alert_cooldown_seconds: float = Field(
+        1800.0, ge=1.0, le=604800.0, description="Of the same cause people are told once in this time."
+    )
+    alert_backlog_age_seconds: float = Field(
+        900.0,
+        ge=1.0,
+        le=604800.0,
+        description="People are told when the oldest due message of a lane has waited for so long.",
+    )
+    alert_target_failures: int = Field(
+        20,
+        ge=1,
+        le=100000,
+        description="Failures in a row that are too many of a target: people are told at 50, 70, 90 and 100 % "
+        "of it.",
+    )
+    alert_most_per_hour: int = Field(
+        30, ge=1, le=10000, description="Alerts of all causes together; what is more waits, or is on the page."
+    )
+    alert_interval_seconds: float = Field(
+        10.0, ge=0.1, le=3600.0, description="How often one of all processes looks whether something is wrong."
+    )
+
     retention: Annotated[str, AfterValidator(_retention)] = Field(
         "",
         description="What is deleted how long after its end, by lane and state or by lane: "
@@ -324,6 +361,22 @@ class Settings(BaseModel):
         "auto", description="json, console, or auto: console on a terminal."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
+    tracing: Literal["off", "otlp"] = Field(
+        "off",
+        description="otlp: spans for OpenTelemetry, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names "
+        "(pip install 'homing[otel]'; docs/telemetry.md).",
+    )
+    trace_sample: float = Field(
+        1.0, ge=0.0, le=1.0, description="The share of traces that begin here and are told of."
+    )
+
+    def coming_from(self, origins: Mapping[str, str]) -> Settings:
+        self._origins = origins
+        return self
+
+    def origin(self, field: str) -> str:
+        """Where its value comes from: flag, environment, file or default."""
+        return self._origins.get(field, "default")
 
 
 def environment_name(field: str) -> str:
@@ -354,7 +407,13 @@ def load_settings(
     except ValidationError as error:
         raise SettingsError("\n".join(_complaint(e, origins) for e in error.errors())) from None
     _check_together(settings)
-    return settings
+    return settings.coming_from(origins)
+
+
+def is_secret(field: str) -> bool:
+    """Whether the value may be shown to nobody."""
+    extra = Settings.model_fields[field].json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("secret"))
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -412,9 +471,7 @@ def _from_file(named: Path | None) -> dict[str, Any]:
 
 def _complaint(error: ErrorDetails, origins: Mapping[str, str]) -> str:
     field = str(error["loc"][0])
-    extra = Settings.model_fields[field].json_schema_extra
-    secret = isinstance(extra, dict) and bool(extra.get("secret"))
-    value = "***" if secret else repr(error["input"])
+    value = "***" if is_secret(field) else repr(error["input"])
     return (
         f"{environment_name(field)}={value} ({origins.get(field, 'default')}): {error['msg']}{_range(field)}"
     )

@@ -29,6 +29,14 @@ def decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
         raise InvalidRequest(f"the body is no valid JSON: {error}") from None
 
 
+def pretty(text: str) -> str | None:
+    """JSON set out in lines, every number and key as it was written; None of what is no JSON."""
+    try:
+        return msgspec.json.format(text, indent=2)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
+
+
 @lru_cache(maxsize=64)
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, strict=True)

@@ -13,23 +13,32 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import PurePath
 from typing import Any, BinaryIO, Generic, Literal, TextIO, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from homing.tracing import Tracing
 
 LogFormat = Literal["auto", "json", "console"]
 Value = TypeVar("Value")
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
+#: In seconds, where the buckets of durations end.
+ATTEMPT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
+#: For what may wait for retries: up to three days.
+WAIT_BOUNDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 28800, 86400, 259200)
 
 #: Whoever puts an order's number into the type must not fill the memory of Prometheus.
 _MOST_JOB_KINDS = 500
@@ -62,14 +71,22 @@ _GAUGES = {
     "messages": ("Rows by state.", "lane state"),
     "oldest_due_age_seconds": ("How long the oldest due row has waited.", "lane"),
     "in_flight": ("Claims held by this process.", "lane"),
+    "lane_paused": ("Whether this process claims nothing of the lane, which is paused.", "lane"),
+    "queue_messages": ("Messages in a queue of a broker, about: waiting, held, delayed.", "queue state"),
+    "target_breaker_open": ("1 for each target that is left alone because it kept failing.", "target"),
     "router_running": ("Messages that a pool processes now.", "pool"),
     "last_claim_timestamp_seconds": ("When the database last answered a claim.", "lane"),
     "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
     "build_info": ("Always 1; the labels tell what is running.", "version python"),
 }
+#: What each histogram is, and where its buckets end; each is by lane.
 _HISTOGRAMS = {
-    "attempt_duration": ("From the start of an attempt to its outcome.", "lane"),
-    "claim_duration": ("One claim statement.", "lane"),
+    "attempt_duration": ("From the start of an attempt to its outcome.", ATTEMPT_BOUNDS),
+    "claim_duration": ("One claim statement.", ATTEMPT_BOUNDS),
+    "delivery_latency": (
+        "From a message's creation, or from when it was first due, to its delivery.",
+        WAIT_BOUNDS,
+    ),
 }
 
 
@@ -93,6 +110,66 @@ class Attempted(Struct, frozen=True):
     retry_in: float | None
     charged: bool
     fields: Mapping[str, Any]
+    #: Seconds from the message's creation, or from when it was first due if that is later, to this outcome.
+    since_created: float | None = None
+    #: The trace that the message was put in with.
+    trace_id: str | None = None
+
+
+class Totals(Struct, frozen=True):
+    """What became of a lane's attempts since the process began; `desk/traffic.py` takes the differences."""
+
+    delivered: int
+    retried: int
+    dead: int
+    stopped: int
+    #: By bucket of `ATTEMPT_BOUNDS`: from the start of an attempt to its outcome.
+    attempts: tuple[int, ...]
+    #: By bucket of `WAIT_BOUNDS`: from a message's creation to its delivery.
+    waits: tuple[int, ...]
+
+
+class _Durations:
+    """How many were how long.
+
+    Only the loop's thread counts, so it needs no locks: the library's histogram takes two, and four times as
+    long.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """By bucket; the last is of all that took longer than its bounds."""
+        return tuple(self._counts)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def add_to(self, family: HistogramMetricFamily, lane: str) -> None:
+        ends = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        family.add_metric([lane], list(zip(ends, accumulate(self._counts), strict=True)), self._sum)
+
+
+class _Histogram(Collector):
+    """A histogram by lane."""
+
+    def __init__(self, name: str, told: str, bounds: Sequence[float]) -> None:
+        self._name, self._told, self._bounds = name, told, bounds
+        self._lanes: dict[str, _Durations] = {}
+
+    def of_lane(self, lane: str) -> _Durations:
+        return self._lanes.setdefault(lane, _Durations(self._bounds))
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._told, labels=["lane"])
+        for lane, durations in self._lanes.items():
+            durations.add_to(family, lane)
+        return [family]
 
 
 class _Metrics:
@@ -108,11 +185,11 @@ class _Metrics:
             for name, (told, labels) in _GAUGES.items()
         }
         self.histograms = {
-            name: Histogram(
-                f"homing_{name}_seconds", told, labels.split(), buckets=_SECONDS, registry=registry
-            )
-            for name, (told, labels) in _HISTOGRAMS.items()
+            name: _Histogram(f"homing_{name}_seconds", told, bounds)
+            for name, (told, bounds) in _HISTOGRAMS.items()
         }
+        for histogram in self.histograms.values():
+            registry.register(histogram)
 
 
 class _OfLane:
@@ -123,8 +200,11 @@ class _OfLane:
     """
 
     def __init__(self, metrics: _Metrics, lane: str) -> None:
-        self.observe_attempt = metrics.histograms["attempt_duration"].labels(lane).observe
-        self._observe_claim = metrics.histograms["claim_duration"].labels(lane).observe
+        self._attempts = metrics.histograms["attempt_duration"].of_lane(lane)
+        self._latencies = metrics.histograms["delivery_latency"].of_lane(lane)
+        self.observe_attempt, self._observe_latency = self._attempts.observe, self._latencies.observe
+        self._delivered = self._retried = self._dead = self._stopped = 0
+        self._observe_claim = metrics.histograms["claim_duration"].of_lane(lane).observe
         counters = metrics.counters
         self._count_claimed = counters["claimed"].labels(lane).inc
         self._count_retry = counters["retries"].labels(lane).inc
@@ -142,14 +222,41 @@ class _OfLane:
         self._count_claimed(count)
         self._claimed_at = time.time()
 
+    @property
+    def totals(self) -> Totals:
+        ends = (self._delivered, self._retried, self._dead, self._stopped)
+        return Totals(*ends, self._attempts.counts, self._latencies.counts)
+
+    def delivered(self, latency: float | None) -> None:
+        self._delivered += 1
+        self.succeeded_at = time.time()
+        # Another program may have written a creation that is infinitely long ago, or is still to come.
+        if latency is not None and 0.0 <= latency < math.inf:
+            self._observe_latency(latency)
+
     def failed(self, event: Attempted) -> None:
         if not event.settled:
             self.count_lease_loss()
             self._count_stale_settle()
         elif event.settlement == "retry_in":
+            self._retried += 1
             self._count_retry()
         elif event.settlement == "bury":
+            self._dead += 1
             self._count_dead()
+        else:
+            self._stopped += 1
+
+
+class _Lanes(dict[str, _OfLane]):
+    """Each lane's, made when it is first asked for."""
+
+    def __init__(self, metrics: _Metrics) -> None:
+        self._metrics = metrics
+
+    def __missing__(self, lane: str) -> _OfLane:
+        made = self[lane] = _OfLane(self._metrics, lane)
+        return made
 
 
 class _CountedLog:
@@ -191,7 +298,11 @@ class _Known(Generic[Value]):
 class Telemetry:
     """Where the engine and the lanes report to."""
 
-    def __init__(self, logger: Any = None, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, logger: Any = None, registry: CollectorRegistry | None = None, tracing: Tracing | None = None
+    ) -> None:
+        #: Which trace a message belongs to, and who is told of it.
+        self.tracing = tracing or Tracing()
         #: For what is written for every message: it has metrics of its own.
         self._plain_log = logger if logger is not None else structlog.get_logger()
         sink = getattr(self._plain_log, "_logger", None)
@@ -208,7 +319,8 @@ class Telemetry:
             lambda *labels: metrics.counters["attempts"].labels(*labels).inc
         )
         self._jobs_of = lru_cache(maxsize=4096)(self._counters["jobs_settled"].labels)
-        self._lane = lru_cache(maxsize=64)(lambda lane: _OfLane(metrics, lane))
+        self._lanes = _Lanes(metrics)
+        self._lane = self._lanes.__getitem__
         self._job_kinds = _Known(_MOST_JOB_KINDS, ("other", "other"))
         self._targets = _Known(_MOST_TARGETS, "other")
 
@@ -218,7 +330,7 @@ class Telemetry:
         lane.observe_attempt(event.seconds)
         well = event.outcome == "delivered" and event.settled
         if well:
-            lane.succeeded_at = time.time()
+            lane.delivered(event.since_created)
         else:
             lane.failed(event)
         # The duration is rounded by hand: round() takes as long as a counter.
@@ -228,11 +340,17 @@ class Telemetry:
             "charged": event.charged, "duration_ms": int(event.seconds * 100_000 + 0.5) / 100,
             "error_code": event.error_code, "error": event.error, "retry_in": event.retry_in, **event.fields,
         }  # fmt: skip
+        if event.trace_id is not None:
+            fields["trace_id"] = event.trace_id
         if self._lines is None:
             (self._plain_log.info if well else self._plain_log.warning)("delivery.attempted", **fields)
         else:
             # The one line that is written for every message: past the logger's layers it costs half.
             self._lines.event(logging.INFO if well else logging.WARNING, "delivery.attempted", fields)
+
+    def totals(self) -> dict[str, Totals]:
+        """Of each lane that this process has worked on."""
+        return {lane: counted.totals for lane, counted in self._lanes.items()}
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -278,6 +396,24 @@ class Telemetry:
     def routed(self, pool: str, outcome: str) -> None:
         """done, later, failed, no_room, duplicate, malformed"""
         self._counters["router_messages"].labels(pool, outcome).inc()
+
+    def lane_paused(self, lane: str, *, is_on: bool) -> None:
+        self._gauges["lane_paused"].labels(lane).set(int(is_on))
+
+    def queues_measured(self, depths: Mapping[str, Mapping[str, int]]) -> None:
+        """By queue and state. One that does not tell is gone: an old figure would mislead."""
+        gauge = self._gauges["queue_messages"]
+        gauge.clear()
+        for queue, states in depths.items():
+            for state, count in states.items():
+                gauge.labels(queue, state).set(count)
+
+    def breakers_open(self, targets: Iterable[str]) -> None:
+        gauge = self._gauges["target_breaker_open"]
+        gauge.clear()
+        # Without the number of its credentials, and of the first hundred: labels are for people.
+        for target in sorted({target.partition("#")[0] for target in targets})[:_MOST_TARGETS]:
+            gauge.labels(target).set(1)
 
     def router_pool(self, pool: str, running: Callable[[], int]) -> None:
         """Asked when somebody looks."""

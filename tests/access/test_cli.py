@@ -15,7 +15,7 @@ from tests.conftest import make_tables
 from typer.testing import CliRunner, Result
 
 from homing.access.passwords import Passwords
-from homing.cli import audit, credentials, keys, messages, prune, run, users
+from homing.cli import alerts, audit, credentials, keys, messages, prune, run, users
 from homing.errors import HomingError, InvalidRequest, NotFound
 
 PASSWORD = "correct horse battery staple"
@@ -25,7 +25,7 @@ KEY = re.compile(r"hom_[0-9a-z]{10}_[0-9A-Za-z]{43}_[0-9A-Za-z]{6}")
 def command_line() -> typer.Typer:
     """As the real one, which has more commands."""
     app = typer.Typer()
-    for part in (run, messages, prune, credentials, keys, users, audit):
+    for part in (run, messages, prune, credentials, keys, users, alerts, audit):
         part.add_to(app)
     audit.watch(app)
     return app

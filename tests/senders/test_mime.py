@@ -230,7 +230,7 @@ def leaves(found: EmailMessage) -> list[EmailMessage]:
 
 
 def check_content(found: EmailMessage, message: MailMessage) -> None:
-    shown = [text for text in (message.text, message.html) if text is not None]
+    shown = [text for text in (message.whole_text, message.whole_html) if text is not None]
     if not shown and not message.attachments:
         shown = [""]
     inline = [file for file in message.attachments if file.content_id and message.html is not None]

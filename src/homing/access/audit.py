@@ -24,6 +24,9 @@ COUNTED_OVER = 10.0
 _LONGEST_OBJECT = 500
 _LONGEST_DETAIL = 4000
 _LAST = 2**63 - 1
+#: Rows that one search looks through where no index knows what is asked for.
+_WINDOW = 10_000
+_MOST_ACTIONS = 200
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.json.Encoder().encode
@@ -37,6 +40,27 @@ class Entry(Struct, frozen=True):
     #: Without secrets: whoever reads the log may see it.
     detail: Mapping[str, Any] | None = None
     outcome: Outcome = "done"
+
+
+class AuditFilter(Struct, frozen=True):
+    """Which entries; what is None is not asked for."""
+
+    since: datetime | None = None
+    who: str | None = None
+    #: Whole, or its beginning and `*`.
+    action: str | None = None
+    outcome: Outcome | None = None
+    object: str | None = None
+
+
+class AuditFound(Struct, frozen=True):
+    """Newest first."""
+
+    rows: Sequence[Row]
+    #: What to give as `before` to go on; None at the end.
+    next: int | None
+    #: How many entries were looked through when it was not all there is.
+    looked_at: int | None = None
 
 
 class AuditLog:
@@ -122,6 +146,41 @@ class AuditLog:
             "limit": limit,
         }
         return await self._database.fetch(query, given)
+
+    async def search(self, wanted: AuditFilter, *, before: int | None = None, limit: int = 50) -> AuditFound:
+        """As `page`, by more; where few of many are meant it looks so far and no further at a time."""
+        name, given = _asked(wanted)
+        given |= {"before": _LAST if before is None else before, "limit": limit, "window": _WINDOW}
+        found = await self._database.fetch(self._queries[name], given)
+        rows = [row for row in found if row["id"] is not None]
+        if len(rows) == limit:
+            return AuditFound(rows, rows[-1]["id"])
+        if found[0]["looked_at"] < _WINDOW:
+            return AuditFound(rows, None)
+        return AuditFound(rows, found[0]["looked_until"], _WINDOW)
+
+    async def actions(self) -> list[str]:
+        """What there are entries of."""
+        rows = await self._database.fetch(self._queries["audit_actions"], {"most": _MOST_ACTIONS})
+        return [row["action"] for row in rows]
+
+
+def _asked(wanted: AuditFilter) -> tuple[str, dict[str, Any]]:
+    """The query whose index leaves the fewest to look through, and its parameters."""
+    whole = wanted.action if wanted.action is None or not wanted.action.endswith("*") else None
+    begins = wanted.action.removesuffix("*") if wanted.action is not None and whole is None else None
+    name = "audit_search"
+    if wanted.who is not None:
+        name = "audit_search_of"
+    elif wanted.outcome not in {None, "done"}:
+        name = "audit_search_not_done"
+    elif whole is not None:
+        name = "audit_search_action"
+    since = iso(wanted.since or _BEGINNING)
+    return name, {
+        "since": since, "who": wanted.who, "action": whole, "begins": begins, "outcome": wanted.outcome,
+        "object": wanted.object,
+    }  # fmt: skip
 
 
 def as_text(*entries: Entry) -> str:

@@ -168,6 +168,57 @@ FROM (SELECT * FROM homing_audit
 LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
 ORDER BY a.id DESC
 
+-- fragment: since
+-- Ids rise with time, so a time is looked for once and not compared with every row.
+id >= coalesce((SELECT id FROM homing_audit WHERE at >= :since::text::timestamptz ORDER BY at, id LIMIT 1), :before)
+
+-- fragment: found
+-- Of the rows that were looked at those that are meant, and in each how far it was looked: also when none is meant.
+SELECT {entry}, seen.least AS looked_until, seen.count AS looked_at
+FROM (SELECT min(id) AS least, count(*) AS count FROM looked) AS seen
+LEFT JOIN (SELECT id FROM looked
+           WHERE (:who::text IS NULL OR who = :who) AND (:action::text IS NULL OR action = :action)
+             AND (:begins::text IS NULL OR starts_with(action, :begins))
+             AND (:outcome::text IS NULL OR outcome = :outcome) AND (:object::text IS NULL OR object = :object)
+           ORDER BY id DESC LIMIT :limit) AS meant ON true
+LEFT JOIN homing_audit a ON a.id = meant.id
+LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
+ORDER BY a.id DESC
+
+-- name: audit_search
+WITH looked AS MATERIALIZED (
+    SELECT id, who, action, outcome, object FROM homing_audit
+    WHERE id < :before AND {since} ORDER BY id DESC LIMIT :window)
+{found}
+
+-- name: audit_search_of
+WITH looked AS MATERIALIZED (
+    SELECT id, who, action, outcome, object FROM homing_audit
+    WHERE who = :who AND id < :before AND {since} ORDER BY id DESC LIMIT :window)
+{found}
+
+-- name: audit_search_action
+WITH looked AS MATERIALIZED (
+    SELECT id, who, action, outcome, object FROM homing_audit
+    WHERE action = :action AND id < :before AND {since} ORDER BY id DESC LIMIT :window)
+{found}
+
+-- name: audit_search_not_done
+WITH looked AS MATERIALIZED (
+    SELECT id, who, action, outcome, object FROM homing_audit
+    WHERE outcome <> 'done' AND id < :before AND {since} ORDER BY id DESC LIMIT :window)
+{found}
+
+-- name: audit_actions
+-- One jump in the index for each.
+WITH RECURSIVE step(action) AS (
+    SELECT min(action) FROM homing_audit
+    UNION ALL
+    SELECT (SELECT min(a.action) FROM homing_audit AS a WHERE a.action > step.action)
+    FROM step WHERE step.action IS NOT NULL
+)
+SELECT action FROM step WHERE action IS NOT NULL LIMIT :most
+
 -- ── retention ───────────────────────────────────────────────────────────────────────────────────
 
 -- fragment: prunable

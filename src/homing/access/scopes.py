@@ -31,9 +31,12 @@ SCOPES: Mapping[str, str] = {
     "credentials:admin": "make, rotate and delete credentials",
     "router:read": "look at the queues and pools of the router",
     "router:admin": "change the queues and pools of the router",
+    "workers:operate": "pause and resume workers and lanes; release what a lost worker holds",
     "internal:dispatch": "call POST /internal/dispatch",
+    "alerts:operate": "silence alerts",
     "desk:read": "open the pages of the dashboard",
-    "ops": "read metrics and the audit log",
+    "ops": "read metrics, alerts and the audit log",
+    "access:admin": "make and revoke keys, add and change users: whoever has it can get everything else",
 }
 
 #: Who may change a thing may look at it.

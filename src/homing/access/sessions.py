@@ -49,14 +49,19 @@ class Sessions:
         self._seen = LastSeen(self._note_seen, monotonic)
 
     async def find(self, token: str) -> Principal | None:
-        """Whose session it is, while it counts."""
+        """Whose session it is, while it counts. It counts on because it is used."""
+        principal = await self.look(token)
+        if principal is not None:
+            self._seen.note(hash_of(token))
+        return principal
+
+    async def look(self, token: str) -> Principal | None:
+        """The same, by who only keeps a page open: that alone does not keep a session."""
         if len(token) != _TOKEN_LENGTH:
             return None
-        hash = hash_of(token)
-        row = await self._known.get(hash)
+        row = await self._known.get(hash_of(token))
         if row is None:
             return None
-        self._seen.note(hash)
         name, role = row["name"], row["role"]
         return Principal("user", name, name, ROLES[role], role=role, csrf=csrf_of(token))
 

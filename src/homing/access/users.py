@@ -58,6 +58,14 @@ class Users:
         entry = Entry(by, "users.role", name, detail={"role": role, "before": before["role"]})
         await self._run_audited(["set_role", "close_sessions_of"], entry, name=name, role=role)
 
+    async def end_sessions(self, name: str, *, by: str) -> int:
+        """How many there were; every process refuses them within seconds."""
+        await self._existing(name)
+        closed, _ = await self._run_audited(
+            ["close_sessions_of"], Entry(by, "users.end_sessions", name), name=name
+        )
+        return len(closed)
+
     async def remove(self, name: str, *, by: str) -> None:
         await self._existing(name)
         await self._run_audited(

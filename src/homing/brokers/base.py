@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from homing.engine.model import Failure
+from homing.tracing import Trace
 
 
 class Queue(Struct, frozen=True):
@@ -33,6 +34,18 @@ class Queue(Struct, frozen=True):
     visibility: float = 30.0
 
 
+class Depth(Struct, frozen=True):
+    """How many messages are in a queue, about; None for what the broker does not tell."""
+
+    #: To be handed out.
+    waiting: int
+    #: Handed out and not yet acknowledged.
+    held: int | None = None
+    #: To be handed out later.
+    delayed: int | None = None
+    consumers: int | None = None
+
+
 class Publication(Struct, frozen=True, gc=False):
     """A message that is to be sent."""
 
@@ -41,6 +54,8 @@ class Publication(Struct, frozen=True, gc=False):
     group: str | None = None
     #: Twice the same is one message, where the broker can do that.
     dedup: str | None = None
+    #: Goes along as `traceparent` and `tracestate`.
+    trace: Trace | None = None
 
 
 class Message(Struct, frozen=True, gc=False):
@@ -56,6 +71,8 @@ class Message(Struct, frozen=True, gc=False):
     reason: str | None = None
     #: What the broker wants to see when it is told of this message.
     receipt: Any = None
+    #: Where whoever sent it says that it came from.
+    trace: Trace | None = None
 
 
 class Consumer(Protocol):
@@ -76,6 +93,9 @@ class Consumer(Protocol):
     async def bury(self, message: Message, reason: str) -> None:
         """To the dead letters, with the reason beside it; or nowhere, when the queue has none."""
 
+    async def rest(self) -> None:
+        """Until `receive` is called again: fetch nothing, and give back what nobody has asked for yet."""
+
     async def close(self) -> None:
         """Give back what was received and not yet acknowledged."""
 
@@ -95,6 +115,9 @@ class Broker(Protocol):
 
     async def depth(self, queue: Queue) -> int | None:
         """How many messages wait, about; None when the broker does not tell."""
+
+    async def measure(self, queue: Queue) -> Depth | None:
+        """What is in a queue; None when the broker does not tell, or is away."""
 
     async def check(self) -> Failure | None:
         """What is wrong with the connection, for the doctor; None when nothing is."""

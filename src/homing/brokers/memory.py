@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import count, takewhile
 from uuid import uuid4
 
-from homing.brokers.base import Message, Publication, Queue
+from homing.brokers.base import Depth, Message, Publication, Queue
 from homing.engine.model import Failure, Monotonic
+from homing.tracing import Trace
 
 #: As in SQS: so long a message with the same `dedup` is taken for the same one.
 _DEDUP_SECONDS = 300.0
@@ -25,14 +26,17 @@ _OVER_LIMIT = "delivery_limit"
 class _Entry:
     """A message in a queue, waiting or held."""
 
-    __slots__ = ("body", "deliveries", "holder", "id", "line", "number", "reason", "token", "until")
+    __slots__ = ("body", "deliveries", "holder", "id", "line", "number", "reason", "token", "trace", "until")
 
-    def __init__(self, number: int, line: _Line, body: bytes, reason: str | None) -> None:
+    def __init__(
+        self, number: int, line: _Line, body: bytes, reason: str | None, trace: Trace | None
+    ) -> None:
         self.id = uuid4().hex
         self.number = number
         self.line = line
         self.body = body
         self.reason = reason
+        self.trace = trace
         self.deliveries = 0
         #: Who received it; None while it waits or is delayed.
         self.holder: MemoryConsumer | None = None
@@ -81,7 +85,8 @@ class _MemoryQueue:
         if publication.dedup is not None and self._is_repeated(publication.dedup):
             return
         line = self._line(publication.group)
-        self._wait_in(line, _Entry(next(self._numbers), line, publication.body, reason))
+        entry = _Entry(next(self._numbers), line, publication.body, reason, publication.trace)
+        self._wait_in(line, entry)
 
     def _is_repeated(self, dedup: str) -> bool:
         now = self._monotonic()
@@ -149,6 +154,12 @@ class _MemoryQueue:
     def hide(self, entry: _Entry, seconds: float) -> None:
         entry.until = self._monotonic() + seconds
         heapq.heappush(self._deadlines, (entry.until, entry))
+
+    def measure(self) -> Depth:
+        self._reveal()
+        hidden = {entry for _, entry in self._deadlines if entry in entry.line.held}
+        held = sum(entry.holder is not None for entry in hidden)
+        return Depth(self.depth, held, len(hidden) - held)
 
     def _reveal(self) -> None:
         now = self._monotonic()
@@ -239,6 +250,10 @@ class MemoryBroker:
     async def depth(self, queue: Queue) -> int | None:
         return self.hall.queue(queue.name).depth
 
+    async def measure(self, queue: Queue) -> Depth | None:
+        place = self.hall.queues.get(queue.name)
+        return Depth(0, 0, 0) if place is None else place.measure()
+
     async def check(self) -> Failure | None:
         return None
 
@@ -307,12 +322,15 @@ class MemoryConsumer:
     def _to_dead_letters(self, entry: _Entry, reason: str) -> None:
         if self._queue.dead_letters is not None:
             place = self._hall.queue(self._queue.dead_letters)
-            place.put(Publication(entry.body, entry.line.group), reason)
+            place.put(Publication(entry.body, entry.line.group, trace=entry.trace), reason)
 
     def _mine(self, messages: Iterable[Message]) -> list[_Entry]:
         """Those that this consumer still holds, by the very receipts that it shows."""
         receipts = [message.receipt for message in messages]
         return [entry for entry, token in receipts if entry.holder is self and entry.token == token]
+
+    async def rest(self) -> None:
+        """Nothing is fetched that nobody asks for."""
 
     async def close(self) -> None:
         for entry in sorted(self.held):
@@ -321,5 +339,11 @@ class MemoryConsumer:
 
 def _message(entry: _Entry) -> Message:
     return Message(
-        entry.id, entry.body, entry.line.group, entry.deliveries, entry.reason, (entry, entry.token)
+        entry.id,
+        entry.body,
+        entry.line.group,
+        entry.deliveries,
+        entry.reason,
+        (entry, entry.token),
+        entry.trace,
     )

@@ -76,6 +76,9 @@ class Pump:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._stopping = asyncio.Event()
+        #: Set while nothing is to be received: it pauses, or has stopped.
+        self._held_up = asyncio.Event()
+        self._resumed = asyncio.Event()
         #: Acknowledgements go out together, as many as came while the last ones were on their way.
         self._settled: Coalescer[tuple[Message, Verdict]] = Coalescer(self._settle)
 
@@ -87,6 +90,18 @@ class Pump:
     def stop(self) -> None:
         """Receive nothing more; `run` returns soon after."""
         self._stopping.set()
+        self._held_up.set()
+        self._resumed.set()
+
+    def pause(self) -> None:
+        """Receive nothing until `resume`; what is being handled comes to its end."""
+        self._resumed.clear()
+        self._held_up.set()
+
+    def resume(self) -> None:
+        if not self._stopping.is_set():
+            self._held_up.clear()
+            self._resumed.set()
 
     async def run(self) -> None:
         """Until `stop`. An outage of the broker does not end it, nor does a bug."""
@@ -130,27 +145,35 @@ class Pump:
 
     async def _turn(self) -> None:
         try:
-            if not self._has_room.is_set():
-                await self._unless_stopped(self._has_room.wait())
-                return
-            for message in await self._unless_stopped(self._receive()) or ():
-                self._start(message)
+            if self._held_up.is_set():
+                await self._rest()
+            elif not self._has_room.is_set():
+                await self._unless(self._held_up, self._has_room.wait())
+            else:
+                for message in await self._unless(self._held_up, self._receive()) or ():
+                    self._start(message)
         except Exception as bug:  # noqa: BLE001 - one bad answer must not end the consumer for all messages
             self._telemetry.crashed("broker.receive_crashed", bug, consumer=self._name)
-            await self._unless_stopped(asyncio.sleep(_AFTER_A_BUG))
+            await self._unless(self._stopping, asyncio.sleep(_AFTER_A_BUG))
+
+    async def _rest(self) -> None:
+        """What was fetched ahead goes to others meanwhile."""
+        if self._consumer is not None:
+            await self._consumer.rest()
+        await self._resumed.wait()
 
     async def _receive(self) -> list[Message]:
         if self._consumer is None:
             self._consumer = await self._broker.consume(self._queue, self._prefetch)
         return await self._consumer.receive(self._prefetch - len(self._handling), self._wait)
 
-    async def _unless_stopped(self, work: Awaitable[_Result]) -> _Result | None:
+    async def _unless(self, event: asyncio.Event, work: Awaitable[_Result]) -> _Result | None:
         working = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._stopping.wait())
+        happened = asyncio.ensure_future(event.wait())
         try:
-            await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, happened}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopped.cancel()
+            happened.cancel()
             working.cancel()
         return None if working.cancelled() or not working.done() else working.result()
 

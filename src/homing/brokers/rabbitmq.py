@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from homing.brokers.base import Publication, Queue
-from homing.brokers.rabbitmq_consumer import GROUP, RabbitConsumer
+from homing.brokers.base import Depth, Publication, Queue
+from homing.brokers.rabbitmq_consumer import RabbitConsumer, marks_of
 from homing.brokers.rabbitmq_link import TROUBLE, Link, close_quietly, raw
 from homing.brokers.rabbitmq_publisher import Letter, Publisher
 from homing.brokers.rabbitmq_queues import declarations_of
@@ -45,6 +45,10 @@ class RabbitBroker:
         return consumer
 
     async def depth(self, queue: Queue) -> int | None:
+        found = await self.measure(queue)
+        return None if found is None else found.waiting
+
+    async def measure(self, queue: Queue) -> Depth | None:
         channel = await self._publishing.channel()
         if isinstance(channel, Failure):
             return None
@@ -52,12 +56,12 @@ class RabbitBroker:
             under = await raw(channel)
             declared = await under.queue_declare(queue.name, passive=True, timeout=_RPC_SECONDS)
         except ChannelNotFoundEntity:
-            return 0
+            return Depth(0, consumers=0)
         except TROUBLE:
             return None
         finally:
             await close_quietly(channel)
-        return declared.message_count
+        return Depth(declared.message_count or 0, consumers=declared.consumer_count)
 
     async def check(self) -> Failure | None:
         channel = await self._publishing.channel()
@@ -76,5 +80,4 @@ class RabbitBroker:
 
 def _letter(publication: Publication) -> Letter:
     """With a name, by which it is known when the broker hands it out again."""
-    headers = {GROUP: publication.group} if publication.group is not None else None
-    return Letter(publication.body, headers, uuid4().hex)
+    return Letter(publication.body, marks_of(publication.group, publication.trace), uuid4().hex)

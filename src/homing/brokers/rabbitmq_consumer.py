@@ -20,6 +20,7 @@ from homing.brokers.rabbitmq_publisher import Letter, Publisher
 from homing.brokers.rabbitmq_queues import Declaration, Declarer, declarations_of, delay_of
 from homing.engine.model import Failure
 from homing.telemetry import Telemetry
+from homing.tracing import TRACEPARENT, TRACESTATE, Trace, read_trace
 
 GROUP = "x-homing-group"
 REASON = "x-homing-reason"
@@ -49,6 +50,8 @@ class _Session:
         self.under = under
         self.name = uuid4().hex
         self.ended = asyncio.Event()
+        #: By which the broker knows that it is to deliver here; None while it is not.
+        self.subscription: str | None = None
         #: Delivered and not settled, in the order of their tags.
         self.open: dict[int, Message] = {}
         #: How many were delivered on it.
@@ -86,6 +89,9 @@ class RabbitConsumer:
         #: How often in a row the queue could not be read.
         self._refusals = 0
         self._closing = False
+        #: Not set while it is at rest.
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -107,6 +113,7 @@ class RabbitConsumer:
                 self._telemetry.crashed("broker.consumer_crashed", bug, queue=self._queue.name)
             if not self._closing:
                 await asyncio.sleep(max(self._link.pause, self._pause()))
+                await self._awake.wait()
 
     def _pause(self) -> float:
         return min(_PAUSE_SECONDS * 2.0 ** min(self._refusals - 1, 10), _LONGEST_PAUSE)
@@ -124,8 +131,7 @@ class RabbitConsumer:
         try:
             await session.under.basic_qos(prefetch_count=self._prefetch, timeout=_RPC_SECONDS)
             self._session = session
-            take = partial(self._take, session)
-            await session.under.basic_consume(self._queue.name, take, timeout=_RPC_SECONDS)
+            await self._subscribe(session)
             self._refusals = 1
             is_lost = await self._watch(session)
             if is_lost and not self._closing:
@@ -134,6 +140,15 @@ class RabbitConsumer:
             self._forget(session)
             self._declarer.forget(self._queue.name)
             await close_quietly(channel)
+
+    async def _subscribe(self, session: _Session) -> None:
+        session.subscription = uuid4().hex
+        await session.under.basic_consume(
+            self._queue.name,
+            partial(self._take, session),
+            consumer_tag=session.subscription,
+            timeout=_RPC_SECONDS,
+        )
 
     def _note(self, failure: Failure) -> None:
         if self._link.pause:
@@ -152,10 +167,18 @@ class RabbitConsumer:
         """
         silences = suspicions = 0
         while not session.ended.is_set():
+            if not self._awake.is_set() and not session.open:
+                # At rest, with nothing in hand: there is no use in a channel.
+                return False
+            if self._awake.is_set() and session.subscription is None:
+                await self._subscribe(session)
             heard = session.heard
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_SECONDS):
                     await session.ended.wait()
+            if not self._awake.is_set():
+                silences = suspicions = 0
+                continue
             is_silent = session.heard == heard
             suspicions = suspicions + 1 if is_silent and await self._is_passed_over(session) else 0
             # Looked at after the question: what came meanwhile may be in somebody's hands.
@@ -193,12 +216,17 @@ class RabbitConsumer:
         message = _message(session, delivered)
         session.open[message.receipt[1]] = message
         session.heard += 1
+        if not self._awake.is_set():
+            # It was on its way when the rest began.
+            await self._return(session, [message])
+            return
         self._arrived.append(message)
         self._news.set()
 
     # ── the seam ─────────────────────────────────────────────────────────────────────────────────
 
     async def receive(self, limit: int, wait: float) -> list[Message]:
+        self._awake.set()
         try:
             async with asyncio.timeout(wait):
                 while not self._arrived or limit <= 0:
@@ -271,6 +299,20 @@ class RabbitConsumer:
         letter = _letter(message, {REASON: reason})
         await self._move([message], [letter], declarations_of(Queue(self._queue.dead_letters)))
 
+    async def rest(self) -> None:
+        self._awake.clear()
+        session = self._session
+        if session is None:
+            return
+        subscription, session.subscription = session.subscription, None
+        # A channel that is lost here gives back everything.
+        with suppress(*TROUBLE):
+            if subscription is not None:
+                await session.under.basic_cancel(subscription, timeout=_RPC_SECONDS)
+        unasked = list(self._arrived)
+        self._arrived.clear()
+        await self.give_back(unasked)
+
     async def close(self) -> None:
         """Closing the channel gives back whatever was not settled on it."""
         self._closing = True
@@ -312,6 +354,7 @@ def _message(session: _Session, delivered: DeliveredMessage) -> Message:
         deliveries=1 + earlier,
         reason=_text(headers.get(REASON)) or _death(headers.get("x-death")),
         receipt=(session, tag),
+        trace=read_trace(_text(headers.get(TRACEPARENT)), _text(headers.get(TRACESTATE))),
     )
 
 
@@ -333,5 +376,10 @@ def _death(deaths: object) -> str | None:
 
 
 def _letter(message: Message, headers: dict[str, Any]) -> Letter:
-    group = {GROUP: message.group} if message.group is not None else {}
-    return Letter(message.body, {**group, **headers}, message.id)
+    return Letter(message.body, {**marks_of(message.group, message.trace), **headers}, message.id)
+
+
+def marks_of(group: str | None, trace: Trace | None) -> dict[str, Any]:
+    """What a message says of itself beside its body."""
+    named = {GROUP: group} if group is not None else {}
+    return named if trace is None else {**named, **dict(trace.headers)}

@@ -116,6 +116,7 @@ class Router:
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._stopping = False
+        self._paused = False
         #: The last things that somebody should look at.
         self.warnings: deque[RouterWarning] = deque(maxlen=_MOST_WARNINGS)
 
@@ -131,6 +132,22 @@ class Router:
         self._changed.set()
         for reader in self._readers.values():
             reader.stop()
+
+    async def pause(self) -> None:
+        """Receive nothing until `resume`. What is processed comes to its end, what waits is given back."""
+        self._paused = True
+        for reader in self._readers.values():
+            reader.pause()
+        for pool in (*self._pools.values(), *self._leaving):
+            pool.stop()
+
+    async def resume(self) -> None:
+        self._paused = False
+        for pool in self._pools.values():
+            pool.resume()
+        for reader in self._readers.values():
+            reader.resume()
+        self._note_room()
 
     async def run(self) -> None:
         while not self._stopping:
@@ -202,6 +219,8 @@ class Router:
     def _make_pool(self, config: PoolConfig) -> Pool:
         pool = Pool(config, self._work, self._return, self._note_room)
         self._telemetry.router_pool(config.code, lambda: self._running_in(config.code))
+        if self._paused:
+            pool.stop()
         return pool
 
     def _running_in(self, code: str) -> int:
@@ -221,6 +240,8 @@ class Router:
             self._readers.pop(key).stop()
         for key in wanted.keys() - self._readers.keys():
             reader = self._readers[key] = self._make_reader(key, wanted[key])
+            if self._paused:
+                reader.pause()
             reading = asyncio.get_running_loop().create_task(reader.run())
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
@@ -267,7 +288,7 @@ class Router:
             return True
         refused.add(key)
         self._count(pool.config.code, "no_room")
-        self._end(delivery, Later(0.0 if self._stopping else _NO_ROOM))
+        self._end(delivery, Later(0.0 if self._stopping or self._paused else _NO_ROOM))
         return False
 
     def _pool_for(self, delivery: Delivery) -> Pool:
@@ -303,7 +324,8 @@ class Router:
     async def _work(self, pool: Pool, delivery: Delivery) -> Done | Later:
         fate: Done | Later = Later(0.0)
         try:
-            answer = await self._mediate(delivery.pointer)
+            with self._telemetry.tracing.mediating(pool.config.code, delivery.trace):
+                answer = await self._mediate(delivery.pointer)
             fate = self._judge(pool, delivery, answer)
         except Exception as bug:  # noqa: BLE001 - a bug costs this message a delay, and the others nothing
             self._telemetry.crashed("router.mediation_crashed", bug, pool=pool.config.code)

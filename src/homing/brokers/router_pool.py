@@ -23,11 +23,12 @@ _SHORTEST_BUFFER, _BUFFER_PER_WORKER = 50, 2
 class Delivery:
     """A message on its way through the router."""
 
-    __slots__ = ("group", "handed_out", "pointer", "reader")
+    __slots__ = ("group", "handed_out", "pointer", "reader", "trace")
 
     def __init__(self, pointer: MessagePointer, message: Message, reader: Reader) -> None:
         self.pointer = pointer
         self.reader = reader
+        self.trace = message.trace
         #: It, and whatever else the broker handed out meanwhile that shares its fate.
         self.handed_out: list[tuple[Reader, Message]] = [(reader, message)]
         #: One that names no group is alone in its own.
@@ -201,6 +202,10 @@ class Pool:
             self._give_back(waiting, 0.0)
         if not self._running:
             self._idle.set()
+
+    def resume(self) -> None:
+        """After a `stop`: begin again with what comes."""
+        self._stopped = False
 
     def cancel(self) -> None:
         for task in self._running:

@@ -49,6 +49,9 @@ class Reader:
         self._held: dict[int, Message] = {}
         self._told: Coalescer[tuple[Message, float | None]] = Coalescer(self._tell)
         self._stopping = asyncio.Event()
+        #: Set while nothing is to be received: it pauses, or has stopped.
+        self._held_up = asyncio.Event()
+        self._resumed = asyncio.Event()
         self._nothing_held = asyncio.Event()
         self._nothing_held.set()
 
@@ -63,7 +66,7 @@ class Reader:
         keeping = asyncio.create_task(self._keep())
         try:
             while not self._stopping.is_set():
-                await self._unless_stopped(self._guarded_turn())
+                await (self._rest() if self._held_up.is_set() else self._unless_held_up(self._guarded_turn()))
             await self._nothing_held.wait()
         finally:
             keeping.cancel()
@@ -73,6 +76,27 @@ class Reader:
 
     def stop(self) -> None:
         self._stopping.set()
+        self._held_up.set()
+        self._resumed.set()
+
+    def pause(self) -> None:
+        """Receive nothing until `resume`."""
+        self._resumed.clear()
+        self._held_up.set()
+
+    def resume(self) -> None:
+        if not self._stopping.is_set():
+            self._held_up.clear()
+            self._resumed.set()
+
+    async def _rest(self) -> None:
+        """What was fetched ahead goes to others meanwhile."""
+        try:
+            if self._consumer is not None:
+                await self._consumer.rest()
+        except Exception as bug:  # noqa: BLE001 - one bad answer must not end the reading of a queue
+            self._telemetry.crashed("router.receive_crashed", bug, queue=self.label)
+        await self._resumed.wait()
 
     async def _guarded_turn(self) -> None:
         try:
@@ -99,13 +123,13 @@ class Reader:
         elif not taken_in:
             await asyncio.sleep(_AFTER_NO_ROOM)
 
-    async def _unless_stopped(self, work: Awaitable[None]) -> None:
+    async def _unless_held_up(self, work: Awaitable[None]) -> None:
         working = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._stopping.wait())
+        held_up = asyncio.ensure_future(self._held_up.wait())
         try:
-            await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, held_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopped.cancel()
+            held_up.cancel()
             working.cancel()
             with suppress(asyncio.CancelledError):
                 await working

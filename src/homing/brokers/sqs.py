@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from homing.brokers.base import Publication, Queue
+from homing.brokers.base import Depth, Publication, Queue
 from homing.brokers.sqs_client import TROUBLE, Connection, Endpoint, is_missing_queue
 from homing.brokers.sqs_consumer import BATCH, SqsConsumer
 from homing.brokers.sqs_letters import entry_of, size_of
@@ -18,6 +18,13 @@ from homing.telemetry import Telemetry
 _LANES = 8
 #: All bodies of one batch together.
 _BATCH_BYTES = 256 * 1024
+
+#: In the order of `Depth`.
+_MEASURED = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+)
 
 _NOT_SENT = Failure("broker_unavailable", "not sent, because an earlier one of the same batch was not")
 
@@ -84,18 +91,21 @@ class SqsBroker:
         return consumer
 
     async def depth(self, queue: Queue) -> int | None:
+        found = await self.measure(queue)
+        return None if found is None else found.waiting
+
+    async def measure(self, queue: Queue) -> Depth | None:
         url = await self._queues.url(queue)
         if isinstance(url, Failure):
             return None
         try:
             client = await self._connection.client()
-            wanted = ["ApproximateNumberOfMessages"]
-            found = await client.get_queue_attributes(QueueUrl=url, AttributeNames=wanted)
+            found = await client.get_queue_attributes(QueueUrl=url, AttributeNames=list(_MEASURED))
         except TROUBLE as error:
             if is_missing_queue(error):
                 self._queues.forget(queue)
             return None
-        return int(found["Attributes"]["ApproximateNumberOfMessages"])
+        return Depth(*(int(found["Attributes"].get(name, 0)) for name in _MEASURED))
 
     async def check(self) -> Failure | None:
         try:

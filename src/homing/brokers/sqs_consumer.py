@@ -207,7 +207,7 @@ class SqsConsumer:
         if isinstance(url, Failure):
             return False
         # The same message buried twice is one dead letter, where the queue can do that.
-        letter = Publication(message.body, message.group, f"{message.id}:buried")
+        letter = Publication(message.body, message.group, f"{message.id}:buried", message.trace)
         try:
             client = await self._connection.client()
             await client.send_message(QueueUrl=url, **entry_of(letter, fifo=is_fifo(to.name), reason=reason))
@@ -266,6 +266,14 @@ class SqsConsumer:
         if unexpected := sorted(code for code in codes if not is_stale(code)):
             self._telemetry.log.warning("broker.untold", queue=self._queue.name, error=", ".join(unexpected))
         return set(handles) - {handles[int(entry["Id"])] for entry in failed}
+
+    async def rest(self) -> None:
+        # What is under way may bring something yet, which nobody would see for a while if it were cut off.
+        if self._polls:
+            await asyncio.wait(set(self._polls), timeout=_LONGEST_POLL)
+        unasked = list(self._arrived)
+        self._arrived.clear()
+        await self.give_back(unasked)
 
     async def close(self) -> None:
         self.is_closed = True

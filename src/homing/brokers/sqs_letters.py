@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from homing.brokers.base import Message, Publication
+from homing.tracing import TRACEPARENT, TRACESTATE, read_trace
 
 _BASE64 = "base64:"
 _ENCODING = "homing-encoding"
@@ -29,7 +30,8 @@ _NAME = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
 def entry_of(publication: Publication, *, fifo: bool, reason: str | None = None) -> dict[str, Any]:
     """An entry of a batch, without its number in it."""
     text, encoding = _to_text(publication.body)
-    attributes = {_ENCODING: encoding, _REASON: _printable(reason)}
+    trace = dict(publication.trace.headers) if publication.trace is not None else {}
+    attributes = {_ENCODING: encoding, _REASON: _printable(reason), **trace}
     entry: dict[str, Any] = {"MessageBody": text}
     if fifo:
         entry["MessageGroupId"] = _name(publication.group or uuid4().hex)
@@ -54,6 +56,7 @@ def message_of(raw: Mapping[str, Any], receipt: Any) -> Message:
         deliveries=int(system.get("ApproximateReceiveCount", 1)),
         reason=_attribute(own, _REASON) or buried,
         receipt=receipt,
+        trace=read_trace(_attribute(own, TRACEPARENT), _attribute(own, TRACESTATE)),
     )
 
 

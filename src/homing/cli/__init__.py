@@ -15,11 +15,13 @@ from rich.markup import escape
 
 from homing import __version__
 from homing.cli import (
+    alerts,
     audit,
     chaos,
     copying,
     credentials,
     doctor,
+    find,
     health,
     keys,
     mails,
@@ -58,6 +60,7 @@ def homing(
 
 run.add_to(app)
 messages.add_to(app)
+find.add_to(app)
 mails.add_to(app)
 doctor.add_to(app)
 health.add_to(app)
@@ -69,6 +72,7 @@ copying.add_to(app)
 receiver.add_to(app)
 keys.add_to(app)
 users.add_to(app)
+alerts.add_to(app)
 audit.add_to(app)
 audit.watch(app)
 

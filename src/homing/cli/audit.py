@@ -47,6 +47,8 @@ AUDITED: Mapping[str, Told] = {
     "credentials rotate": Told(("id",), ("without", "generate", "grace_seconds")),
     "credentials delete": Told(("id",), ("force",)),
     "credentials rewrap": Told(),
+    "alerts test": Told(),
+    "alerts silence": Told(("cause",), ("span",)),
 }
 #: With these a command only tells what it would do.
 _ONLY_LOOKS = ("dry_run", "check")

@@ -21,7 +21,8 @@ class SqlStore(Generic[Item]):
 
     What the engine asks of every lane's SQL:
 
-    claim, claim_lost     return `id, fence, attempts, deferrals, due_at` and the item's columns
+    claim, claim_lost     return `id, fence, attempts, deferrals, age, traceparent, due_at` and the item's
+                          columns
     settle, confirm,      take `:batch`, a JSON array of objects with `id` and `fence`,
     renew, release        and return the `id` of each row that was still ours; for `confirm`, that was
                           settled with this fence
@@ -102,7 +103,11 @@ class SqlStore(Generic[Item]):
     def _claims(self, rows: Sequence[Row]) -> list[Claim[Item]]:
         # RETURNING promises no order.
         ordered = sorted(rows, key=lambda row: (row["due_at"], row["id"]))
+        item = self._item
         return [
-            Claim(row["id"], row["fence"], row["attempts"], self._item(row), row["deferrals"])
+            Claim(
+                row["id"], row["fence"], row["attempts"], item(row), row["deferrals"], row["age"],
+                row["traceparent"],
+            )
             for row in ordered
-        ]
+        ]  # fmt: skip

@@ -138,7 +138,8 @@ class DeadGroup(Struct, frozen=True):
     """Messages that were given up for the same reason."""
 
     lane: LaneName
-    #: Error class or code; None of those that have none.
+    #: As `error:` of a query line takes it: a class or code, a pattern where there is none; None of those that
+    #: have no error.
     error: str | None
     count: int
     first_at: datetime | None
@@ -148,6 +149,10 @@ class DeadGroup(Struct, frozen=True):
     example_id: str
     #: For jobs, the target that most of them went to.
     target: str | None = None
+    #: There are more than were looked at, so perhaps more of this group.
+    is_lower_bound: bool = False
+    #: What the newest of them say, with numbers, ids and hosts taken out; and how many of those say so.
+    kinds: tuple[tuple[str, int], ...] = ()
 
 
 class LaneDesk(Protocol):
@@ -187,8 +192,10 @@ class LaneDesk(Protocol):
         """How many there are, up to `most`."""
         ...
 
-    async def numbers(self, wanted: Wanted, *, after: int, limit: int) -> Sequence[int]:
-        """Oldest first, for an action on all of them."""
+    async def numbers(
+        self, wanted: Wanted, *, after: int | None, limit: int, newest_first: bool = False
+    ) -> Sequence[int]:
+        """Oldest first, or newest first, from beyond that number on; for an action on all of them."""
         ...
 
     async def act(self, verb: Verb, numbers: Sequence[int]) -> Sequence[int]:

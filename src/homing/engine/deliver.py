@@ -19,7 +19,7 @@ from typing import Any
 
 from homing.engine.flight import Flight
 from homing.engine.lane import Lane
-from homing.engine.model import Claim, Failure, Monotonic, Outcome, Rand, Retry, Settlement
+from homing.engine.model import Claim, Complete, Failure, Monotonic, Outcome, Rand, Retry, Settlement
 from homing.engine.policy import decide
 from homing.engine.renew import Renewer
 from homing.engine.settle import Settler
@@ -58,6 +58,10 @@ class Deliverer:
         self._renewer = Renewer(lane, telemetry, self._flights, self._lose, monotonic)
         #: The process is stopping: nothing more is claimed.
         self.closing = False
+        #: Somebody wants nothing more to be claimed for a while; what a person orders at once goes through.
+        self.paused = False
+        #: Since the process began.
+        self.claimed = self.delivered = 0
         self._room = asyncio.Event()
         self._room.set()
         self._ended = asyncio.Event()
@@ -83,11 +87,13 @@ class Deliverer:
 
     def take(self, claims: Iterable[Claim[Any]], until: float) -> None:
         """Start on claims, as far as the concurrency allows; the others wait for their turn."""
+        now = self._monotonic()
         for claim in claims:
+            self.claimed += 1
             # Our own lease may have ended unnoticed, and the row come back to us.
             if (stale := self._flights.get(claim.id)) is not None and stale.settlement is None:
                 self._lose(stale)
-            flight = self._flights[claim.id] = Flight(claim, until)
+            flight = self._flights[claim.id] = Flight(claim, until, now)
             self._waiting.append(flight)
         self._start_runners()
         self._note_room()
@@ -125,8 +131,7 @@ class Deliverer:
             self._lose(flight)
             return
         outcome = await self._attempt(flight.claim)
-        flight.seconds = self._monotonic() - started
-        flight.outcome = outcome
+        flight.ended(outcome, started, self._monotonic())
         flight.settlement = decide(self.lane.policy_of(flight.claim), flight.claim, outcome, self._rand)
         self._settler.put(flight)
 
@@ -158,6 +163,8 @@ class Deliverer:
     def _forget(self, flight: Flight, settlement: Settlement | None) -> None:
         if self._flights.get(flight.claim.id) is flight:
             del self._flights[flight.claim.id]
+        if isinstance(settlement, Complete):
+            self.delivered += 1
         if flight.watcher is not None and not flight.watcher.done():
             flight.watcher.set_result(settlement)
         self._ended.set()
@@ -187,6 +194,10 @@ class Deliverer:
         return not self._flights
 
     @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
     def free(self) -> int:
         """How many more claims fit."""
         return self._slots - len(self._flights)
@@ -211,9 +222,7 @@ class Deliverer:
     async def drain(self, grace: float) -> None:
         """Finish what has begun, within the grace time; give back everything else, uncharged."""
         deadline = self._monotonic() + grace
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        await self._release(waiting)
+        await self.give_back_waiting()
         await self._finish(deadline)
         late = [f for f in self._flights.values() if f.settlement is None]
         for flight in late:
@@ -224,6 +233,12 @@ class Deliverer:
             async with asyncio.timeout(_LAST_SETTLE):
                 await self._settler.drained()
         self._renewer.stop()
+
+    async def give_back_waiting(self) -> None:
+        """What was claimed and has not begun, uncharged."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        await self._release(waiting)
 
     async def _finish(self, deadline: float) -> None:
         try:

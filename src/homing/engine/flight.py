@@ -11,10 +11,15 @@ from homing.engine.model import Claim, Outcome, Settlement
 class Flight:
     """The only thing in the engine that changes: here the time is kept and the end written down."""
 
-    __slots__ = ("called_off", "claim", "outcome", "seconds", "settlement", "task", "until", "watcher")
+    __slots__ = (
+        "called_off", "claim", "latency", "outcome", "seconds", "settlement", "taken", "task", "until",
+        "watcher",
+    )  # fmt: skip
 
-    def __init__(self, claim: Claim[Any], until: float) -> None:
+    def __init__(self, claim: Claim[Any], until: float, taken: float) -> None:
         self.claim = claim
+        #: When it became ours, by our monotonic clock.
+        self.taken = taken
         #: When the lease ends, by our monotonic clock; counted from before the claim was asked for.
         self.until = until
         #: Who attempts it, while somebody does.
@@ -25,8 +30,17 @@ class Flight:
         self.settlement: Settlement | None = None
         #: How long the attempt took.
         self.seconds = 0.0
+        #: From the message's creation to the outcome.
+        self.latency: float | None = None
         #: Resolved with the settlement, or with None when the lease was lost or given back.
         self.watcher: asyncio.Future[Settlement | None] | None = None
+
+    def ended(self, outcome: Outcome, started: float, now: float) -> None:
+        """The attempt is over."""
+        self.outcome = outcome
+        self.seconds = now - started
+        if self.claim.age is not None:
+            self.latency = self.claim.age + (now - self.taken)
 
     def watch(self) -> asyncio.Future[Settlement | None]:
         if self.watcher is None:

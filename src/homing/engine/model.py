@@ -34,6 +34,11 @@ class Claim(Struct, Generic[Item], frozen=True, gc=False):
     item: Item
     #: How often the row came back uncharged since it was last charged.
     deferrals: int = 0
+    #: Seconds from its creation to this claim, or from when it was first due if that is later; None where
+    #: nobody knows. Both times are the database's, so that no clock of ours has to agree with it.
+    age: float | None = None
+    #: The trace that the message belongs to, as its producer wrote it: it may be nonsense.
+    traceparent: str | None = None
 
 
 class Failure(Struct, frozen=True, gc=False):

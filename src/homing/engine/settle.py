@@ -14,6 +14,7 @@ from homing.engine.lane import Lane
 from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
 from homing.errors import Conflict, DatabaseError, Refused, Unreachable
 from homing.telemetry import Attempted, Telemetry
+from homing.tracing import trace_id_of
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
@@ -126,6 +127,8 @@ def _attempted(lane: Lane[Any], flight: Flight, *, took_effect: bool) -> Attempt
         settlement=_SETTLEMENT_WORDS.get(type(settlement), "complete"),
         settled=took_effect,
         seconds=flight.seconds,
+        since_created=flight.latency,
+        trace_id=claim.traceparent and trace_id_of(claim.traceparent),
         error_code=failure.code if failure else None,
         error=failure.message if failure else None,
         retry_in=round(settlement.delay, 3) if isinstance(settlement, RetryIn) else None,

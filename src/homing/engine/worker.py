@@ -45,7 +45,7 @@ class Worker:
             if self._woken.is_set():
                 self._woken.clear()
                 self._pause = _SHORTEST_PAUSE
-            if not await self._claim():
+            if self._deliverer.paused or not await self._claim():
                 await self._rest()
 
     async def drain(self) -> int:
@@ -79,6 +79,9 @@ class Worker:
             return False
         if claims:
             self._pause = _PAUSE_AT_WORK
+        if self._deliverer.paused:
+            # The pause came while the database answered.
+            await self._deliverer.give_back_waiting()
         return len(claims) == free
 
     async def _rest(self) -> None:

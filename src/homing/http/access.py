@@ -37,6 +37,7 @@ from homing.errors import Forbidden
 from homing.http.guard import READING, AnyRequest, Site, refuse_foreign
 from homing.http.json_depth import require_shallow
 from homing.http.login import CSRF_FIELD, login_page
+from homing.http.pages.shell import wants_page
 
 #: Routes that need no key: the short list. What stands beside them is why.
 OPEN: Mapping[str, str] = {
@@ -150,8 +151,8 @@ class AccessMiddleware(ASGIMiddleware):
         principal = await self._principal(request, headers, route)
         if principal is not None:
             await self._serve(_Visit(request, headers, route, principal), next_app, send)
-        elif _wants_page(request, headers):
-            page = login_page(request.url.path, status_code=401)
+        elif request.method == "GET" and wants_page(request):
+            page = login_page(request, _asked_for(request), status_code=401)
             await page.to_asgi_response(app=None, request=request)(scope, receive, send)
         else:
             raise _unauthorized(
@@ -253,9 +254,10 @@ def _unauthorized(why: str, error: str | None = None) -> NotAuthorizedException:
     return NotAuthorizedException(detail=why, headers={"WWW-Authenticate": f'Bearer realm="homing"{told}'})
 
 
-def _wants_page(request: AnyRequest, headers: Headers) -> bool:
-    accepts = "text/html" in headers.get("accept", "")
-    return request.method == "GET" and accepts and not request.url.path.startswith(("/api/", "/metrics"))
+def _asked_for(request: AnyRequest) -> str:
+    """With its query: a filter in a link is still there after the login."""
+    query = request.scope["query_string"].decode("ascii", "replace")
+    return f"{request.url.path}?{query}" if query else request.url.path
 
 
 async def _require_token(request: AnyRequest, expected: str) -> None:

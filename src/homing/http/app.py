@@ -22,16 +22,21 @@ from homing.errors import HomingError
 from homing.http.access import AccessMiddleware, require_scopes
 from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
+from homing.http.live import Streams
+from homing.http.pages.unhurried import Unhurried
+from homing.http.traces import keep_trace
 from homing.strict_json import decode, require_json
 from homing.telemetry import Telemetry
 
+#: What pages have going on beside the requests.
+KEPT_OPEN = (Streams, Unhurried)
 #: A thousand mails with some attachments.
 LARGEST_BODY = 16 * 1024 * 1024
 
 _SECURITY_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self' data:; frame-src 'self'; form-action 'self'; "
-        "frame-ancestors 'self'; base-uri 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "frame-src 'self'; form-action 'self'; frame-ancestors 'self'; base-uri 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -99,7 +104,7 @@ def build_app(
         exception_handlers={Exception: ErrorHandler(telemetry)},
         request_class=StrictRequest,
         before_request=make_guard(None) if door is None else None,
-        middleware=[] if door is None else [door],
+        middleware=[keep_trace] if door is None else [keep_trace, door],
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
         response_headers=[ResponseHeader(name=k, value=v) for k, v in _SECURITY_HEADERS.items()],
@@ -121,6 +126,8 @@ def build_app(
     )
     if door is not None:
         require_scopes(app)
+    # Who serves the application ends these before it ends.
+    app.state.closing = [given.close for given in dependencies.values() if isinstance(given, KEPT_OPEN)]
     return app
 
 

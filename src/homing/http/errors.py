@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response
@@ -20,6 +21,7 @@ from homing.errors import (
     Unreachable,
     WrongMediaType,
 )
+from homing.http.pages.shell import render, wants_page
 from homing.telemetry import Telemetry
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -36,6 +38,15 @@ _CODES = {
     400: "INVALID_REQUEST", 401: "UNAUTHORIZED", 403: "FORBIDDEN", 404: "NOT_FOUND", 405: "INVALID_REQUEST",
     409: "CONFLICT", 413: "PAYLOAD_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE", 429: "RATE_LIMITED",
 }  # fmt: skip
+_TITLES = {
+    403: "You may not do this",
+    404: "There is nothing here",
+    409: "Not in this state",
+    413: "That is too large",
+    429: "Too often",
+    500: "Something went wrong here",
+    503: "The database is away",
+}
 #: `/internal/dispatch` knows four codes; everything that is wrong with a request is a 400 there.
 _DISPATCH_STATUS = {413: 400, 415: 400, 503: 500}
 _DISPATCH_CODES = {400: "DISPATCH_INVALID_REQUEST", 409: "DISPATCH_CONFLICT", 429: "DISPATCH_RATE_LIMITED"}
@@ -59,6 +70,8 @@ class ErrorHandler:
         if request.url.path == "/internal/dispatch" and status not in {401, 403, 405}:
             status = _DISPATCH_STATUS.get(status, status)
             code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
+        if wants_page(request):
+            return _page(request, status, message, _headers(error))
         body = {"error": {"code": code, "message": message, "details": _details(error)}}
         return Response(body, status_code=status, headers=_headers(error))
 
@@ -80,6 +93,13 @@ def _judge(error: Exception) -> tuple[int, str]:
     if isinstance(error, HTTPException) and error.status_code < 500:
         return error.status_code, error.detail
     return 500, _INTERNAL
+
+
+def _page(
+    request: Request[Any, Any, Any], status: int, message: str, headers: Mapping[str, str]
+) -> Response[Any]:
+    told = {"status": status, "title": _TITLES.get(status, "This did not work"), "message": message}
+    return render(request, "error.html", status_code=status, headers=headers, **told)
 
 
 def _details(error: Exception) -> dict[str, Any]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from litestar import Controller, MediaType, Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.di import NamedDependency
-from litestar.exceptions import HTTPException
 from litestar.params import FromQuery
 
-from homing import __version__
 from homing.access.desk import Access
 from homing.access.login import LoggedIn, TooManyLogins
 from homing.access.principal import Principal
 from homing.errors import Forbidden
 from homing.http.guard import Site, hostname
+from homing.http.pages.shell import own_path, read_form, render
 from homing.settings import is_loopback
 
 CSRF_FIELD = "csrf"
@@ -25,29 +23,21 @@ CSRF_FIELD = "csrf"
 _LARGEST_FORM = 16 * 1024
 _HOME = "/"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "Cache-Control": "no-store",
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
 _WRONG = "This name and password do not belong together."
 
-_pages = Environment(
-    loader=PackageLoader("homing.http"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-
 
 class LoginPages(Controller):
     include_in_schema = False
 
     @get("/login", media_type=MediaType.HTML)
-    async def ask(self, next: FromQuery[str] = _HOME) -> Response[str]:
-        return login_page(next)
+    async def ask(self, request: Request[Any, Any, Any], next: FromQuery[str] = _HOME) -> Response[str]:
+        return login_page(request, next)
 
     @post("/login", status_code=200, media_type=MediaType.HTML, request_max_body_size=_LARGEST_FORM)
     async def log_in(
@@ -56,7 +46,7 @@ class LoginPages(Controller):
         """A page elsewhere must not log a browser in under a name of its choice, so it must be ours."""
         site.require_own_page(request)
         _require_privacy(site, request)
-        form = await _form(request)
+        form = await read_form(request)
         address = request.client.host if request.client is not None else None
         result = await access.log_in(
             form.get("name", "").strip().lower(),
@@ -66,17 +56,18 @@ class LoginPages(Controller):
         )
         match result:
             case LoggedIn(token=token):
-                return _gone_to(_own_path(form.get("next", _HOME)), _cookie(site, request, token))
+                return _gone_to(own_path(form.get("next", _HOME)), _cookie(site, request, token))
             case TooManyLogins(retry_after=seconds):
                 wait = max(1, round(seconds + 0.5))
                 return login_page(
+                    request,
                     form.get("next", _HOME),
                     f"Too many attempts. Try again in {wait} seconds.",
                     status_code=429,
                     headers={"Retry-After": str(wait)},
                 )
             case _:
-                return login_page(form.get("next", _HOME), _WRONG, status_code=401)
+                return login_page(request, form.get("next", _HOME), _WRONG, status_code=401)
 
     @post("/logout", status_code=200, media_type=MediaType.HTML, opt={"scope": "known", "audit": "own"})
     async def log_out(
@@ -90,14 +81,21 @@ class LoginPages(Controller):
 
 
 def login_page(
-    next: str, message: str | None = None, *, status_code: int = 200, headers: Mapping[str, str] | None = None
+    request: Request[Any, Any, Any],
+    next: str,
+    message: str | None = None,
+    *,
+    status_code: int = 200,
+    headers: Mapping[str, str] | None = None,
 ) -> Response[str]:
     """Where a person is asked who they are; afterwards they go on to `next`."""
-    text = _pages.get_template("login.html").render(
-        version=__version__, message=message, next=_own_path(next)
-    )
-    return Response(
-        text, status_code=status_code, media_type=MediaType.HTML, headers={**_HEADERS, **(headers or {})}
+    return render(
+        request,
+        "login.html",
+        status_code=status_code,
+        headers={**_HEADERS, **(headers or {})},
+        message=message,
+        next=own_path(next),
     )
 
 
@@ -106,22 +104,6 @@ def _require_privacy(site: Site, request: Request[Any, Any, Any]) -> None:
         raise Forbidden(
             "a password is taken by https only: put a proxy with TLS in front, and set HOMING_BASE_URL=https://…"
         )
-
-
-async def _form(request: Request[Any, Any, Any]) -> dict[str, str]:
-    try:
-        given = await request.form()
-    except HTTPException:
-        raise
-    except ValueError:
-        return {}
-    return {name: value for name, value in given.items() if isinstance(value, str)}
-
-
-def _own_path(path: str) -> str:
-    """Only a path of this site: whoever sends a link must not choose where a login leads."""
-    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if is_own and "\\" not in path else _HOME
 
 
 def _gone_to(path: str, cookie: Cookie) -> Response[str]:

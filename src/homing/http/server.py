@@ -32,9 +32,16 @@ async def serving(application: Litestar, host: str, port: int) -> AsyncIterator[
     try:
         yield f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
     finally:
+        await _close_pages(application)
         server.should_exit = True
         await task
         listener.close()
+
+
+async def _close_pages(application: Litestar) -> None:
+    """What pages keep open ends first: a stream would hold the server until its patience ends."""
+    for close in application.state.get("closing", ()):
+        await close()
 
 
 class _Server(uvicorn.Server):

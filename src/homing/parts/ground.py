@@ -46,11 +46,11 @@ class Ground:
     def mails_at_once(self) -> int:
         return self.settings.mail_connections * _ATTEMPTS_PER_CONNECTION
 
-    def templates(self) -> Templates:
+    def templates(self, packaged: Path = PACKAGED_TEMPLATES) -> Templates:
         """The operator's own files come before the packaged ones."""
         return Templates(
             Path(self.settings.template_dir),
-            PACKAGED_TEMPLATES,
+            packaged,
             default_locale=self.settings.default_locale,
             recheck_seconds=_CHANGED_FILES_ARE_SEEN_AFTER,
         )

@@ -102,6 +102,7 @@ class Jobs:
             timeout_seconds=settings.jobs_timeout_seconds,
             reject_4xx=settings.reject_4xx,
             header_prefix=f"{settings.jobs_header_prefix}-",
+            tracing=self._ground.telemetry.tracing,
         )
 
     def _line(self, lane: Any, rows: Any) -> Line:
@@ -154,6 +155,7 @@ class Jobs:
             process_url=lambda: self.process_url,
             visibility=settings.jobs_visibility_seconds,
             window=settings.jobs_requeue_seconds,
+            tracing=self._ground.telemetry.tracing,
         )
         return self._line(lane, unsent)
 
@@ -173,12 +175,13 @@ class Jobs:
         """What takes jobs from a broker's queues; None where there is no broker."""
         if self.broker is None:
             return None
-        own: DirectMediator | HttpMediator = HttpMediator(self._own_sender)
+        tracing = self._ground.telemetry.tracing
+        own: DirectMediator | HttpMediator = HttpMediator(self._own_sender, tracing)
         if self._settings.jobs_mediation == "direct":
             own = DirectMediator(self.processing, self.process_tokens)
         return Router(
             self.broker,
-            Mediator(lambda: self.process_url, own, HttpMediator(self.sender)),
+            Mediator(lambda: self.process_url, own, HttpMediator(self.sender, tracing)),
             self.router_configs.read,
             self._ground.telemetry,
             visibility=self._settings.jobs_visibility_seconds,
@@ -200,6 +203,7 @@ class Jobs:
         from homing.lanes.dispatch_jobs.credentials.api import CredentialsApi
         from homing.lanes.dispatch_jobs.orders import Rules
         from homing.lanes.dispatch_jobs.router_api import ROUTES as ROUTER_ROUTES
+        from homing.lanes.dispatch_jobs.target_look import TargetLook
 
         return [*ROUTES, *ROUTER_ROUTES, CredentialsApi], {
             **job_dependencies(
@@ -214,6 +218,7 @@ class Jobs:
             "process_tokens": self.process_tokens,
             "router_configs": self.router_configs,
             "credentials": self.credentials,
+            "target_look": TargetLook(self.store),
             "jobs_backlog": self.line.backlog,
         }
 

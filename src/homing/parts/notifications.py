@@ -136,11 +136,13 @@ class Notifications:
     def api(self) -> tuple[list[Any], dict[str, Any]]:
         from homing.lanes.open_events.api import ROUTES
         from homing.lanes.open_events.pages import PageTerms, subscriber_pages
+        from homing.lanes.open_events.subscription_look import SubscriptionLook
 
         settings = self._settings
         return [*ROUTES, subscriber_pages()], {
             "fanout": self.fanout,
             "subscriptions": self.subscriptions,
+            "subscription_look": SubscriptionLook(self.database, self.subscriptions),
             "notifications": self.rows,
             "notifications_backlog": self.line.backlog,
             "page_terms": PageTerms(self.locales, settings.default_locale, settings.notify_time_zone),

@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 Encoding = Literal["7bit", "quoted-printable", "base64"]
 
+#: How a boundary between parts begins. In quoted-printable and base64 there is no such thing.
+BOUNDARY: Final = "=_"
 #: RFC 5322 allows so many octets a line.
 LINE_LIMIT: Final = 998
 #: What a 7bit body may consist of. Other control characters are legal there and do not survive

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from homing.senders.printed import SharedParts
+from homing.senders.printed import Filled
 
 
 class Attachment(Struct, frozen=True):
@@ -37,8 +37,9 @@ class MailMessage(Struct, frozen=True, kw_only=True):
     cc: tuple[str, ...] = ()
     reply_to: tuple[str, ...] = ()
     subject: str = ""
-    text: str | None = None
-    html: str | None = None
+    #: `Filled` is a text that others get nearly the same of; `whole_text` and `whole_html` are just text.
+    text: str | Filled | None = None
+    html: str | Filled | None = None
     headers: tuple[tuple[str, str], ...] = ()
     attachments: tuple[Attachment, ...] = ()
     #: An https link that unsubscribes by POST (RFC 8058).
@@ -55,8 +56,14 @@ class MailMessage(Struct, frozen=True, kw_only=True):
     template_id: str | None = None
     template_version: str | None = None
     variables: Mapping[str, Any] | None = None
-    #: `text` and `html` once more, in what many mails have in common: it saves whoever assembles them much.
-    shared: SharedParts | None = None
+
+    @property
+    def whole_text(self) -> str | None:
+        return None if self.text is None else str(self.text)
+
+    @property
+    def whole_html(self) -> str | None:
+        return None if self.html is None else str(self.html)
 
     @property
     def merge_key(self) -> str | None:

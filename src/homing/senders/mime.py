@@ -32,7 +32,14 @@ from homing.senders.addresses import (
     split_address_list,
 )
 from homing.senders.addresses import needs_smtputf8 as address_needs_smtputf8
-from homing.senders.body_text import SEVEN_BIT, base64_lines, encode_text, has_long_line
+from homing.senders.body_text import (
+    BOUNDARY,
+    SEVEN_BIT,
+    Encoding,
+    base64_lines,
+    encode_text,
+    has_long_line,
+)
 from homing.senders.mail import Attachment, MailMessage
 from homing.senders.printed import Filled
 
@@ -92,29 +99,41 @@ class _Part(NamedTuple):
     """Header lines about some content, and the content as it goes over the wire."""
 
     headers: str
-    body: bytes
+    #: In pieces: to put them together is left to whoever needs one.
+    body: Sequence[bytes]
     #: It is known to have CRLF for every line end, and no dot at the beginning of a line.
     is_stuffed: bool = False
+    #: It may hold anything, a boundary as well.
+    is_foreign: bool = True
 
 
 def assemble(message: MailMessage) -> bytes:
     """Write the whole mail: CRLF line ends, no dots stuffed, bcc nowhere."""
-    return b"".join(_whole(_head(message), _content(message)))
+    head, content = _head(message), _content(message)
+    return b"".join((f"{head}{content.headers}\r\n".encode(), *content.body, _end(content)))
 
 
-def assemble_stuffed(message: MailMessage) -> tuple[bytes, int]:
-    """The mail, fit for DATA, and how many octets it has without the stuffing."""
+class Stuffed(NamedTuple):
+    """A mail, fit for DATA."""
+
+    chunks: list[bytes]
+    #: Without the stuffing.
+    size: int
+    #: Its header needs SMTPUTF8; its body never does, for it is written in 7 bits.
+    header_utf8: bool
+
+
+def assemble_stuffed(message: MailMessage) -> Stuffed:
     content = _content(message)
-    head, body, end = _whole(_head(message), content)
-    size = len(head) + len(body) + len(end)
-    if content.is_stuffed:
-        return b"".join((dot_stuff(head), body, end)), size
-    return dot_stuff(head + body + end), size
+    head = f"{_head(message)}{content.headers}\r\n".encode()
+    chunks = [*content.body, _end(content)]
+    size = len(head) + sum(map(len, chunks))
+    whole = [dot_stuff(head), *chunks] if content.is_stuffed else [dot_stuff(b"".join((head, *chunks)))]
+    return Stuffed(whole, size, not head.isascii())
 
 
-def _whole(head: str, content: _Part) -> tuple[bytes, bytes, bytes]:
-    end = b"" if content.body.endswith(b"\r\n") else b"\r\n"
-    return f"{head}{content.headers}\r\n".encode(), content.body, end
+def _end(content: _Part) -> bytes:
+    return b"" if content.body[-1].endswith(b"\r\n") else b"\r\n"
 
 
 #: A CR that is no line end, or one before a dot. With one octet to look for first, one pass is enough.
@@ -420,10 +439,8 @@ def _escaped_start(escaped: str, position: int, mark: str) -> int:
 
 
 def _content(message: MailMessage) -> _Part:
-    shared = message.shared
-    filled = (shared.text, shared.html) if shared is not None else (None, None)
-    text = None if message.text is None else _text_part("plain", message.text, "text", filled[0])
-    html = None if message.html is None else _text_part("html", message.html, "html", filled[1])
+    text = None if message.text is None else _text_part("plain", message.text, "text")
+    html = None if message.html is None else _text_part("html", message.html, "html")
     if not message.attachments:
         if html is None:
             return text or _text_part("plain", "", "text")
@@ -455,11 +472,11 @@ def _multipart(kind: str, boundary: str, parts: Sequence[_Part]) -> _Part:
     marker = f"{boundary}-{kind}"
     root = '; type="text/html"' if kind == "related" else ""
     chunks: list[bytes] = []
-    for headers, body, _ in parts:
-        chunks += (f"--{marker}\r\n{headers}\r\n".encode(), body, b"\r\n")
+    for part in parts:
+        chunks += (f"--{marker}\r\n{part.headers}\r\n".encode(), *part.body, b"\r\n")
     chunks.append(f"--{marker}--\r\n".encode())
     headers = f'Content-Type: multipart/{kind}{root};\r\n boundary="{marker}"\r\n'
-    return _Part(headers, b"".join(chunks), all(part.is_stuffed for part in parts))
+    return _Part(headers, chunks, all(part.is_stuffed for part in parts))
 
 
 def _boundary(message_id: str, parts: Iterable[_Part]) -> str:
@@ -469,19 +486,25 @@ def _boundary(message_id: str, parts: Iterable[_Part]) -> str:
     candidate gets another, and a body is too short to contain them all.
     """
     seed = message_id.encode()
+    foreign = [b"".join(part.body) for part in parts if part.is_foreign]
     while True:
-        candidate = "=_" + blake2b(seed, digest_size=12).hexdigest()
+        candidate = BOUNDARY + blake2b(seed, digest_size=12).hexdigest()
         needle = candidate.encode()
-        if not any(needle in part.body for part in parts):
+        if not any(needle in body for body in foreign):
             return candidate
         seed = needle
 
 
-def _text_part(subtype: str, text: str, field: str, filled: Filled | None = None) -> _Part:
-    shared = filled.encoded() if filled is not None else None
-    encoding, body = shared or encode_text(_octets(text, field))
+def _text_part(subtype: str, text: str | Filled, field: str) -> _Part:
+    shared = text.encoded() if isinstance(text, Filled) else None
+    encoding, body = shared[:2] if shared else _encoded(str(text), field)
     headers = f'Content-Type: text/{subtype}; charset="utf-8"\r\nContent-Transfer-Encoding: {encoding}\r\n'
-    return _Part(headers, body, shared is not None and filled is not None and filled.is_stuffed)
+    return _Part(headers, body, shared is not None and shared.is_stuffed, is_foreign=shared is None)
+
+
+def _encoded(text: str, field: str) -> tuple[Encoding, list[bytes]]:
+    encoding, body = encode_text(_octets(text, field))
+    return encoding, [body]
 
 
 def _octets(text: str, field: str) -> bytes:
@@ -509,7 +532,7 @@ def _file_part(attachment: Attachment, field: str, *, inline: bool) -> _Part:
     ]
     if attachment.content_id is not None:
         headers.append(_content_id_line(attachment.content_id, f"{field}.content_id"))
-    return _Part("".join(headers), body)
+    return _Part("".join(headers), [body])
 
 
 def _encode_file(media_type: str, content: bytes, field: str) -> tuple[str, bytes]:

@@ -104,24 +104,29 @@ def assembled(message: MailMessage) -> Preview:
     try:
         source = assemble(harmless)
     except Unassemblable as error:
-        return Preview((), harmless.text, harmless.html, "", f"{error.field}: {error.reason}")
+        return Preview((), harmless.whole_text, harmless.whole_html, "", f"{error.field}: {error.reason}")
     except (ValueError, UnicodeError) as error:
         return Preview(
-            (), harmless.text, harmless.html, "", f"it cannot be assembled ({type(error).__name__})"
+            (),
+            harmless.whole_text,
+            harmless.whole_html,
+            "",
+            f"it cannot be assembled ({type(error).__name__})",
         )
-    return Preview(_headers_of(source), harmless.text, harmless.html, source.decode("utf-8", "replace"))
+    return Preview(
+        _headers_of(source), harmless.whole_text, harmless.whole_html, source.decode("utf-8", "replace")
+    )
 
 
 def _harmless(message: MailMessage) -> MailMessage:
     links = [link for link in (message.unsubscribe_url, message.manage_url) if link]
     return replace(
         message,
-        text=_without_links(message.text, links),
-        html=_without_links(message.html, links),
+        text=_without_links(message.whole_text, links),
+        html=_without_links(message.whole_html, links),
         headers=tuple((name, hide_tokens(value)) for name, value in message.headers),
         unsubscribe_url=_dead_link(message.unsubscribe_url) if message.unsubscribe_url else None,
         manage_url=_dead_link(message.manage_url) if message.manage_url else None,
-        shared=None,
     )
 
 

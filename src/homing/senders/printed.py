@@ -1,18 +1,23 @@
 """Text that many mails share, encoded once, with blanks that are filled in for each.
 
-A mail to the subscribers of an event differs from one to the next in two links; to encode its other six
-kilobytes again for each takes longer than everything else about it. So whole lines are encoded when the
-text is printed, and only a line with a blank in it when it is filled in. The result is the same to the last
-octet as if the whole had been encoded; whatever does not lend itself to that says None, and is encoded so.
+A mail to the subscribers of an event differs from one to the next in two links. To write its other six
+kilobytes again for each, as text, as octets, as a part and as a mail, takes longer than everything else about
+it: not for the work, but for the memory that goes through the processor. So lines are encoded when the text
+is printed, those with a blank in them when it is filled in, and all are handed on in pieces.
+
+The octets are the same as if the whole had been encoded; whatever does not lend itself to that says None, and
+is encoded so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from homing.senders.body_text import (
+    BOUNDARY,
     LINE_LIMIT,
     SEVEN_BIT,
     Encoding,
@@ -33,12 +38,12 @@ _ODD_BEGINNINGS = _FROM + "."
 class Printed(Struct, frozen=True, gc=False):
     """A text with blanks."""
 
+    #: Text and names of blanks, in turns.
+    pieces: tuple[str, ...]
     #: What stands around the blanks, as 7bit; None where it has to be quoted.
     plain: tuple[bytes, ...] | None
     #: Where it has to be quoted: whole lines, quoted, and those with blanks.
     quoted: tuple[bytes | Line, ...]
-    #: The names of its blanks, each as often as it occurs.
-    blanks: tuple[str, ...]
     #: How many octets it has without its blanks, and how many of them would have to be quoted.
     octets: int
     special: int
@@ -50,17 +55,25 @@ class Printed(Struct, frozen=True, gc=False):
     is_stuffed: bool
 
 
+class Encoded(NamedTuple):
+    encoding: Encoding
+    #: One after the other they are the body.
+    chunks: list[bytes]
+    #: Every line end is a CRLF, and no line begins with a dot.
+    is_stuffed: bool
+
+
 class Filled(Struct, frozen=True, gc=False):
+    """A text whose blanks are filled in. As `str` it is just that."""
+
     printed: Printed
     values: Mapping[str, str]
 
-    @property
-    def is_stuffed(self) -> bool:
-        """What `encoded` gives has CRLF for every line end, and no line of it begins with a dot."""
-        return self.printed.is_stuffed
+    def __str__(self) -> str:
+        return _filled(self.printed.pieces, self.values)
 
-    def encoded(self) -> tuple[Encoding, bytes] | None:
-        """As `encode_text` would encode the whole; None where it has to be asked."""
+    def encoded(self) -> Encoded | None:
+        """As `encode_text` would encode the whole; None where it has to be asked. Holds no `=_`."""
         printed, values = self.printed, self.values
         for value in values.values():
             if not _fits(printed, value):
@@ -68,17 +81,10 @@ class Filled(Struct, frozen=True, gc=False):
         return _quoted(printed, values) if printed.plain is None else _plain(printed, printed.plain, values)
 
 
-class SharedParts(Struct, frozen=True, gc=False):
-    """The bodies of a mail, as far as it shares them with others."""
-
-    text: Filled
-    html: Filled | None
-
-
 def print_text(pieces: Sequence[str]) -> Printed | None:
     """`pieces` are text and names of blanks, in turns. None for what is not shared line by line."""
     fixed = "".join(pieces[::2])
-    if "\r" in fixed or not _is_encodable(fixed):
+    if "\r" in fixed or BOUNDARY in fixed or not _is_encodable(fixed):
         return None
     raw = fixed.encode()
     blocks = list(_blocks(pieces))
@@ -88,9 +94,9 @@ def print_text(pieces: Sequence[str]) -> Printed | None:
     from_lines = has_from_line(whole) or any(line[0].startswith(_FROM) for line in lines)
     is_plain = not (special or from_lines or has_long_line(whole))
     return Printed(
+        pieces=tuple(pieces),
         plain=tuple(piece.replace("\n", "\r\n").encode() for piece in pieces[::2]) if is_plain else None,
         quoted=() if is_plain else tuple(map(_quoted_block, blocks)),
-        blanks=tuple(pieces[1::2]),
         octets=len(raw),
         special=special + raw.count(b"="),
         room=min(map(_room, lines), default=LINE_LIMIT),
@@ -143,19 +149,23 @@ def _fits(printed: Printed, value: str) -> bool:
         len(value) <= printed.room
         and value.isascii()
         and value.isprintable()
+        and BOUNDARY not in value
+        # With what stands beside it, it might be one.
+        and value[:1] != BOUNDARY[1]
+        and value[-1:] != BOUNDARY[0]
         and not (printed.begins_with_blank and value[:1] in _ODD_BEGINNINGS)
     )
 
 
-def _plain(printed: Printed, plain: tuple[bytes, ...], values: Mapping[str, str]) -> tuple[Encoding, bytes]:
-    chunks = [b""] * (2 * len(plain) - 1)
+def _plain(printed: Printed, plain: tuple[bytes, ...], values: Mapping[str, str]) -> Encoded:
+    chunks = [b""] * len(printed.pieces)
     chunks[::2] = plain
-    chunks[1::2] = [values[name].encode() for name in printed.blanks]
-    return "7bit", b"".join(chunks)
+    chunks[1::2] = [values[name].encode() for name in printed.pieces[1::2]]
+    return Encoded("7bit", chunks, printed.is_stuffed)
 
 
-def _quoted(printed: Printed, values: Mapping[str, str]) -> tuple[Encoding, bytes] | None:
-    given = [values[name] for name in printed.blanks]
+def _quoted(printed: Printed, values: Mapping[str, str]) -> Encoded | None:
+    given = [values[name] for name in printed.pieces[1::2]]
     special = printed.special + sum(value.count("=") for value in given)
     if not is_better_quoted(special, printed.octets + sum(map(len, given))):
         return None
@@ -163,7 +173,7 @@ def _quoted(printed: Printed, values: Mapping[str, str]) -> tuple[Encoding, byte
         block if isinstance(block, bytes) else quoted_printable(_filled(block, values).encode())
         for block in printed.quoted
     ]
-    return "quoted-printable", b"".join(chunks)
+    return Encoded("quoted-printable", chunks, is_stuffed=False)
 
 
 def _filled(line: Line, values: Mapping[str, str]) -> str:

@@ -96,16 +96,15 @@ class SmtpSender:
     def _transaction(self, message: MailMessage) -> Transaction:
         sender = envelope_address(parse_address(message.sender).address).encode()
         recipients, refused = _recipients(message.recipients)
-        data, size = assemble_stuffed(message)
+        stuffed = assemble_stuffed(message)
         return Transaction(
             provider=self._name,
             sender=sender,
             recipients=recipients,
             preset=refused,
-            body=data + b".\r\n",
-            size=size,
-            # The assembler writes 7-bit bodies, so only an address in the header can be the reason.
-            header_utf8=not data.isascii(),
+            body=[*stuffed.chunks, b".\r\n"],
+            size=stuffed.size,
+            header_utf8=stuffed.header_utf8,
             future=asyncio.get_running_loop().create_future(),
             deadline=self._monotonic() + self._limits.deadline,
         )

@@ -88,7 +88,7 @@ class Transaction:
         sender: bytes,
         recipients: Sequence[Recipient],
         preset: dict[str, Verdict],
-        body: bytes,
+        body: Sequence[bytes],
         size: int,
         header_utf8: bool,
         future: asyncio.Future[SendResult],
@@ -411,8 +411,9 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         if self._out:
             self.since = self._monotonic()
-            self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
-            self._out.clear()
+            # In pieces as they are: most of a mail is often the same as of the one before.
+            self._transport.writelines(self._out)
+            self._out = []
 
     # Replies
 
@@ -513,7 +514,7 @@ class Connection(asyncio.Protocol):
             return
         if transaction.accepted:
             transaction.dotted = True
-            self._out.append(transaction.body)
+            self._out += transaction.body
         else:
             # RFC 2920, 3.1: the relay waits for a message to nobody; an empty one ends it.
             self._out.append(_DOT)

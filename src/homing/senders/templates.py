@@ -40,7 +40,6 @@ from msgspec import Struct
 
 from homing.senders.addresses import CONTROL
 from homing.senders.mail import SendErrorCode
-from homing.senders.printed import SharedParts
 
 #: The most that one part of a mail may become.
 RENDER_LIMIT = 1_000_000
@@ -73,8 +72,6 @@ class Rendered(Struct, frozen=True, gc=False):
     html: str | None
     #: The language that was found, such as `de` where `de-AT` was asked for.
     locale: str
-    #: Text and html in what other mails have in common with this one.
-    shared: SharedParts | None = None
 
 
 class _Compiled(Struct, frozen=True):

@@ -63,8 +63,8 @@ async def journey(database_url: str) -> AsyncIterator[Journey]:
 
 
 def _link(mail: MailMessage, path: str) -> str:
-    found = re.search(rf"https?://\S+/{path}\S*token=[\w-]+", mail.text or "")
-    assert found is not None, mail.text
+    found = re.search(rf"https?://\S+/{path}\S*token=[\w-]+", mail.whole_text or "")
+    assert found is not None, mail.whole_text
     return found[0]
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from homing.lanes.open_events.letters import Letters
 from homing.lanes.open_events.locales import PACKAGED_TEMPLATES
 from homing.senders.body_text import encode_text
+from homing.senders.printed import Filled
 from homing.senders.templates import Rendered, TemplateProblem, Templates
 
 VARIABLES = {
@@ -41,14 +41,15 @@ class Office:
 
     def write(self, links: Any) -> Rendered | TemplateProblem:
         found = self.letters.write("key", links, self.alone)
-        if isinstance(found, TemplateProblem) or found.shared is None:
+        if isinstance(found, TemplateProblem):
             return found
-        assert found.shared.html is not None
+        self.shared += isinstance(found.text, Filled) and isinstance(found.html, Filled)
         # What is encoded once for all is the same as well.
-        assert found.shared.text.encoded() in {None, encode_text(found.text.encode())}
-        assert found.shared.html.encoded() in {None, encode_text((found.html or "").encode())}
-        self.shared += 1
-        return replace(found, shared=None)
+        for part in (found.text, found.html):
+            if isinstance(part, Filled) and (encoded := part.encoded()) is not None:
+                assert (encoded.encoding, b"".join(encoded.chunks)) == encode_text(str(part).encode())
+        html = None if found.html is None else str(found.html)
+        return Rendered(found.subject, str(found.text), html, found.locale)
 
 
 def folder_with(tmp_path: Path, html: str) -> Path:

@@ -30,7 +30,7 @@ JOB = (
     "last_error", "idempotency_key", "queue_url", "ordering", "timeout_seconds", "error_class", "fingerprint",
     "has_headers", "target", "next_attempt_at", "ready", "position", "queue_at", "queued", "send_number",
     "attempts_before", "dead_letter_sent", "claim_seq", "locked_by", "lease_expires_at", "rescue_count",
-    "defer_count",
+    "defer_count", "traceparent", "tracestate",
 )  # fmt: skip
 ATTEMPT = (
     "id", "attempt_number", "attempted_at", "completed_at", "duration_millis", "status", "response_code",

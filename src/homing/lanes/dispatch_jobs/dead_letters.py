@@ -15,6 +15,8 @@ from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 
 SOURCE, TYPE = "homing", "homing.job.dead"
+#: Alerts to people, which are jobs too.
+ALERT_TYPE = "homing.alert"
 _MAX_RETRIES = 10
 _QUEUE = "queue:"
 
@@ -34,8 +36,8 @@ def make_dead_letters(
     credentials = _credentials(credentials_id)
 
     def letter(row: Row) -> NewJob | None:
-        # A dead letter that cannot be delivered brings forth no other.
-        if (row["source"], row["type"]) == (SOURCE, TYPE):
+        # A dead letter that cannot be delivered brings forth no other, and neither does an alert.
+        if row["source"] == SOURCE and row["type"] in {TYPE, ALERT_TYPE}:
             return None
         return _letter(row, url, credentials)
 

@@ -18,7 +18,7 @@ OPEN = ("PENDING", "FAILED")
 class Job(Struct, frozen=True, gc=False):
     """What a worker needs of a row.
 
-    The fields stand in the order in which `claim` returns its columns, after the engine's four.
+    The fields stand in the order in which `claim` returns its columns, after the engine's six.
     """
 
     due_at: datetime | str
@@ -37,9 +37,11 @@ class Job(Struct, frozen=True, gc=False):
     source: str
     #: JSON: pairs of name and value.
     headers: str | None
+    #: What other tracing systems want to know beside the claim's `traceparent`.
+    tracestate: str | None = None
 
 
-_ENGINE_COLUMNS = 4
+_ENGINE_COLUMNS = 6
 
 
 def job_of(row: Row) -> Job:
@@ -72,6 +74,13 @@ class NewJob(Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     metadata: Mapping[str, str] | None = None
     headers: Mapping[str, str] | None = None
+
+
+class TracedJob(NewJob, frozen=True, kw_only=True):
+    """An order that belongs to a trace. Apart from it, for a repeated order comes in a trace of its own."""
+
+    traceparent: str
+    tracestate: str | None = None
 
 
 class Report(Struct, frozen=True, gc=False):

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
+from homing.db.tally import by_state
 from homing.engine.coalesce import Coalescer
 from homing.engine.model import Bury, Claim, Complete, Discard, Monotonic, RetryIn, Settlement
 from homing.errors import DatabaseError
@@ -365,11 +366,7 @@ class DispatchJobs(SqlStore[Job]):
         return await self.run("attempts", id=id)
 
     async def counts(self) -> dict[str, int]:
-        found = {row["status"]: row["count"] for row in await self.run("counts")}
-        total = found.pop("total", 0)
-        counts = {state: found.get(state, 0) for state in STATES}
-        counts["COMPLETED"] = max(0, total - sum(counts.values()))
-        return counts
+        return by_state(await self.run("counts"), STATES, rest="COMPLETED")
 
     async def oldest_due(self) -> float:
         """For how many seconds the first that could be claimed has been due."""
@@ -388,6 +385,13 @@ class DispatchJobs(SqlStore[Job]):
         if requeued:
             self.database.announce(CHANNEL)
         return requeued
+
+    async def send_now(self, ids: Sequence[int]) -> list[int]:
+        """Make jobs due at once that wait; the ids of those that do. What holds back a target stays so."""
+        waiting = [row["id"] for row in await self.run("send_now", ids=_encode(ids).decode())]
+        if waiting:
+            self.database.announce(CHANNEL)
+        return waiting
 
     async def _act(self, query: str, ids: Sequence[int]) -> list[int]:
         chosen = _encode(ids).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -29,6 +29,7 @@ from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.senders.webhook import WebhookRequest, WebhookResult, WebhookSender
+from homing.tracing import TRACEPARENT, Tracing
 
 _TEST_EVENT = '{"type":"homing.test","data":{"message":"A test event: nothing has happened."}}'
 _EXPIRED = Failure("expired", "expired before it could be delivered")
@@ -88,6 +89,7 @@ class DispatchJobsLane:
         timeout_seconds: float,
         reject_4xx: bool = False,
         header_prefix: str = "X-FLOWCATALYST-",
+        tracing: Tracing | None = None,
         clock: Callable[[], datetime] = now_to_the_millisecond,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
@@ -100,6 +102,7 @@ class DispatchJobsLane:
         self._timeout_seconds = timeout_seconds
         self._reject_4xx = reject_4xx
         self._header_prefix = header_prefix
+        self._tracing = tracing or Tracing()
         self._clock = clock
         self._monotonic = monotonic
 
@@ -144,6 +147,8 @@ class DispatchJobsLane:
         if isinstance(signed, Failure):
             return signed
         headers += signed
+        if (trace := self._tracing.outgoing(claim.traceparent, job.tracestate)) is not None:
+            headers += _unless_given(trace.headers, headers)
         timeout = self._timeout_seconds if job.timeout_seconds is None else job.timeout_seconds
         return WebhookRequest(job.target_url, headers, body, timeout)
 
@@ -192,6 +197,13 @@ class DispatchJobsLane:
             "target": claim.item.target,
             "response_code": report.response_code if report is not None else None,
         }
+
+
+def _unless_given(
+    trace: Sequence[tuple[str, str]], headers: Sequence[tuple[str, str]]
+) -> Sequence[tuple[str, str]]:
+    """Whoever gives a `traceparent` of their own means that one, and what they say beside it."""
+    return () if any(name.lower() == TRACEPARENT for name, _ in headers) else trace
 
 
 def _unsent(failure: Failure) -> ProbeResult:

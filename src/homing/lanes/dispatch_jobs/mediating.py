@@ -17,6 +17,7 @@ from homing.lanes.dispatch_jobs.tokens import ProcessTokens
 from homing.lanes.dispatch_jobs.tsid import number_of
 from homing.senders.egress import EgressGuard
 from homing.senders.webhook import WebhookRequest, WebhookSender
+from homing.tracing import Tracing
 
 #: Longer than any attempt at a webhook, and what comes before and after it.
 _PATIENCE = 900.0
@@ -66,8 +67,9 @@ def _mediated(reply: ProcessReply) -> Mediated:
 class HttpMediator:
     """A POST with the message's id and token; the answer says what is to become of the message."""
 
-    def __init__(self, sender: WebhookSender) -> None:
+    def __init__(self, sender: WebhookSender, tracing: Tracing) -> None:
         self._sender = sender
+        self._tracing = tracing
 
     def knows(self, _pointer: MessagePointer) -> bool:
         """The token is for a job, not for an address: whoever has it must not say where we send it."""
@@ -78,6 +80,8 @@ class HttpMediator:
             ("Content-Type", "application/json"),
             ("Authorization", f"Bearer {pointer.auth_token or ''}"),
         ]
+        if (trace := self._tracing.passed_on()) is not None:
+            headers += trace.headers
         body = _encode({"messageId": pointer.id})
         result = await self._sender.send(
             WebhookRequest(pointer.mediation_target, headers, body, timeout=_PATIENCE)

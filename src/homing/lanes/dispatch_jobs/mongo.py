@@ -7,11 +7,14 @@ from typing import Final
 
 from homing.lanes.dispatch_jobs import (
     mongo_claims,
+    mongo_desk_dead,
     mongo_groups,
     mongo_jobs,
+    mongo_leases,
     mongo_overview,
     mongo_prune,
     mongo_settles,
+    mongo_target_look,
     mongo_targets,
 )
 from homing.lanes.dispatch_jobs.mongo_documents import Operation
@@ -25,13 +28,16 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_groups: ("lock_groups", "promote", "stuck_groups", "ordered_groups", "group_head"),
     mongo_jobs: (
         "insert_jobs", "by_idempotency_key", "refuse_conflicts", "get", "attempts", "listed_jobs", "cancel",
-        "requeue", "expired", "expire", "dead_letters", "dead_letters_sent", "sweep_attempts",
+        "requeue", "send_now", "expired", "expire", "dead_letters", "dead_letters_sent", "sweep_attempts",
         "postpone_unsent", "claim_unsent", "settle_unsent", "seen_in_queue", "unsent",
     ),
     mongo_targets: (
         "note_targets", "judge_targets", "limit_target", "pause_target", "resume_target", "targets", "target",
         "held_back",
     ),
+    mongo_target_look: ("seen_targets", "target_loads", "target_results"),
+    mongo_leases: ("leases", "end_leases"),
+    mongo_desk_dead: ("dead_codes", "dead_words"),
     mongo_prune: ("prune_window", "prune_survey", "prune_candidates", "prune"),
     mongo_overview: ("counts", "success_by_source", "duration_by_type", "needs_attention", "dead_groups"),
 }  # fmt: skip

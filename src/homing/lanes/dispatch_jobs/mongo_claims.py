@@ -47,7 +47,8 @@ _AS_CLAIMED = (
 )  # fmt: skip
 _ALSO_READ = (
     "claim_seq", "attempt_count", "attempts_before", "defer_count", "next_attempt_at", "expires_at",
-    "updated_at", "ordering", "group_id", "type", "source", "headers",
+    "updated_at", "ordering", "group_id", "type", "source", "headers", "created_at", "scheduled_for",
+    "traceparent", "tracestate",
 )  # fmt: skip
 _READ_FOR_CLAIM = dict.fromkeys((*_AS_CLAIMED, *_ALSO_READ), 1)
 
@@ -269,6 +270,8 @@ def _claimed(document: Document) -> dict[str, Any]:
         "fence": document["claim_seq"],
         "attempts": document["attempt_count"] - document["attempts_before"],
         "deferrals": document["defer_count"],
+        "age": _age(document),
+        "traceparent": document.get("traceparent"),
         "due_at": document["next_attempt_at"],
         "expired": None if expires_at is None else expires_at <= document["updated_at"],
         **{name: document.get(name) for name in _AS_CLAIMED},
@@ -276,7 +279,13 @@ def _claimed(document: Document) -> dict[str, Any]:
         "type": document["type"],
         "source": document["source"],
         "headers": header_pairs(document),
+        "tracestate": document.get("tracestate"),
     }
+
+
+def _age(document: Document) -> float:
+    wanted_at = max(document["created_at"], document.get("scheduled_for", document["created_at"]))
+    return float((document["updated_at"] - wanted_at).total_seconds())
 
 
 # ── one, for a broker's message ──────────────────────────────────────────────────────────────────

@@ -100,6 +100,8 @@ def _document(order: Mapping[str, Any], id: int, now: datetime) -> Document:
         "position": id if is_grouped else None,
         "metadata": [{"k": key, "v": value} for key, value in (order["metadata"] or {}).items()] or None,
         "headers": [[name, value] for name, value in (order["headers"] or {}).items()] or None,
+        "traceparent": order.get("traceparent"),
+        "tracestate": order.get("tracestate"),
     }
     return {**without_nothing(given), **_FRESH}
 
@@ -255,6 +257,21 @@ async def requeue(session: Session, given: Given) -> list[Columns]:
     return rows({"id": id} for id in await changed(session, ids, token, count))
 
 
+async def send_now(session: Session, given: Given) -> list[Columns]:
+    """Those that wait become due. What holds back a target, and the order of a group, stay as they are."""
+    is_later = {"$gt": ["$next_attempt_at", NOW]}
+    is_scheduled = {"$gt": ["$scheduled_for", NOW]}
+    sets = {
+        "queue_at": {"$cond": [is_later, NOW, "$queue_at"]},
+        "queued": {"$and": ["$queued", {"$not": [is_later]}]},
+        "next_attempt_at": {"$min": ["$next_attempt_at", NOW]},
+        "scheduled_for": {"$cond": [is_scheduled, NOW, {"$ifNull": ["$scheduled_for", GONE]}]},
+        "updated_at": NOW,
+    }
+    ids = await change(session, decoded(given["ids"]), {"status": OPEN}, sets)
+    return rows({"id": id} for id in ids)
+
+
 def _requeued(position: int, token: str) -> list[dict[str, Any]]:
     starts = {"$max": ["$scheduled_for", NOW]}
     is_grouped = {"$eq": ["$ordering", "group"]}
@@ -372,13 +389,14 @@ async def claim_unsent(session: Session, given: Given) -> list[Columns]:
     }
     found = await _unsent(session, given, early=False)
     ids = await change(session, found, {"status": OPEN, **due("queue_at")}, sets)
-    columns = {"send_number": 1, "queue_url": 1, "ordering": 1, "group_id": 1}
+    columns = {"send_number": 1, "queue_url": 1, "ordering": 1, "group_id": 1, "traceparent": 1}
     return rows(
         {
             "id": one["_id"],
             "fence": one["send_number"],
             "queue_url": one.get("queue_url"),
             "ordered_group": ordered_group(one),
+            "traceparent": one.get("traceparent"),
         }
         for one in await session.find(JOBS, {"_id": {"$in": ids}}, columns)
     )

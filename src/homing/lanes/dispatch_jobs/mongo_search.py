@@ -23,6 +23,7 @@ from homing.lanes.dispatch_jobs.search import (
     JobSearch,
     Place,
     TooSlow,
+    Window,
 )
 
 #: To choose what a search begins with, so many are counted of each.
@@ -83,7 +84,34 @@ class MongoJobSearch(JobSearch):
             {"$project": {"created_at": 1}},
         ]
         found = await self._ask(steps, _hint(filter, first), search.LONGEST_SEARCH)
-        return [Place(row["created_at"].isoformat(), row["_id"]) for row in found]
+        return [_place(row) for row in found]
+
+    async def window(
+        self, filter: Filter, first: int, also: Any, *, after: Place | None, window: int, limit: int
+    ) -> Window:
+        conditions = [
+            *_conditions(filter, first),
+            *([_beyond(filter, first, after, "DESC")] if after else []),
+        ]
+        looked: list[dict[str, Any]] = [
+            {"$match": {"$and": conditions} if conditions else {}},
+            {"$sort": dict.fromkeys(_order(filter, first), -1)},
+            {"$limit": window},
+        ]
+        matching: list[dict[str, Any]] = [
+            {"$match": {"$and": also}},
+            {"$limit": limit},
+            {"$project": {"created_at": 1}},
+        ]
+        hint = _hint(filter, first)
+        places = [_place(row) for row in await self._ask([*looked, *matching], hint, search.LONGEST_SEARCH)]
+        if len(places) == limit:
+            return Window(places, None, window)
+        last = {"_id": None, "id": {"$last": "$_id"}, "at": {"$last": "$created_at"}, "count": {"$sum": 1}}
+        ends = await self._ask([*looked, {"$group": last}], hint, search.LONGEST_SEARCH)
+        count = int(ends[0]["count"]) if ends else 0
+        end = Place(ends[0]["at"].isoformat(), ends[0]["id"]) if count == window else None
+        return Window(places, end, count)
 
     async def count(self, filter: Filter, first: int, most: int, *, longest: float | None = None) -> int:
         conditions = _conditions(filter, first)
@@ -110,6 +138,10 @@ class MongoJobSearch(JobSearch):
             if getattr(error.__cause__, "code", None) == _TOOK_TOO_LONG:
                 raise TooSlow("this takes too long with so many jobs; add another filter") from None
             raise
+
+
+def _place(row: Any) -> Place:
+    return Place(row["created_at"].isoformat(), row["_id"])
 
 
 async def _search(session: Session, given: Given) -> list[Columns]:

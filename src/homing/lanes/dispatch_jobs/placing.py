@@ -11,12 +11,13 @@ from msgspec import UNSET, Struct, UnsetType
 from homing.db import Row
 from homing.engine.coalesce import Batched
 from homing.errors import DatabaseError, InvalidRequest, NotAllowed, PayloadTooLarge, Refused, Unreachable
-from homing.lanes.dispatch_jobs.job import NewJob
+from homing.lanes.dispatch_jobs.job import NewJob, TracedJob
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules, read_order, unknown_credentials
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.lanes.dispatch_jobs.view import ErrorReply, Problem
 from homing.telemetry import Telemetry
+from homing.tracing import Trace
 
 LANE = "dispatch_jobs"
 MOST_PER_POST = 1000
@@ -90,7 +91,8 @@ class JobOrders:
             raise unknown_credentials()
         if order.queue_url is not None and not await self._known_queue(order.queue_url):
             raise unknown_queue()
-        ordered = await self._enqueue(order)
+        with self._telemetry.tracing.creating(LANE) as trace:
+            ordered = await self._enqueue(of_trace(order, trace))
         if ordered.verdict == "conflict":
             raise NotAllowed(_conflict(ordered.id))
         self._telemetry.enqueued(LANE, int(ordered.verdict == "created"))
@@ -116,10 +118,12 @@ class JobOrders:
     async def _take(self, orders: Sequence[NewJob]) -> Sequence[Ordered | InvalidRequest]:
         if not orders:
             return []
-        try:
-            return await self._jobs.enqueue(orders)
-        except Refused:
-            return [await self._take_one(order) for order in orders]
+        with self._telemetry.tracing.creating(LANE, len(orders)) as trace:
+            traced = [of_trace(order, trace) for order in orders]
+            try:
+                return await self._jobs.enqueue(traced)
+            except Refused:
+                return [await self._take_one(order) for order in traced]
 
     async def _take_one(self, order: NewJob) -> Ordered | InvalidRequest:
         try:
@@ -173,7 +177,8 @@ class JobOrders:
         if conflicts:
             return _conflicting(len(orders), conflicts)
         try:
-            ordered = await enqueue_together(self._jobs, orders)
+            with self._telemetry.tracing.creating(LANE, len(orders)) as trace:
+                ordered = await enqueue_together(self._jobs, [of_trace(order, trace) for order in orders])
         except Unreachable:
             raise
         except DatabaseError:
@@ -188,6 +193,13 @@ class JobOrders:
 class Rejection(Struct, frozen=True):
     status: int
     reply: ErrorReply
+
+
+def of_trace(order: NewJob, trace: Trace | None) -> NewJob:
+    if trace is None:
+        return order
+    columns = msgspec.structs.asdict(order)
+    return TracedJob(**columns, traceparent=trace.traceparent, tracestate=trace.tracestate)
 
 
 async def enqueue_together(jobs: DispatchJobs, orders: Sequence[NewJob]) -> list[Ordered]:

@@ -4,12 +4,14 @@
 
 -- fragment: claimed
 o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.defer_count AS deferrals,
+    date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.scheduled_for)) AS age, o.traceparent,
     o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url, o.payload,
     o.payload_content_type, o.credentials_id, o.max_retries, o.retry_strategy, o.timeout_seconds,
     CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type, o.source,
     CASE WHEN o.has_headers THEN (
         SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
-        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers
+        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers,
+    o.tracestate
 
 -- fragment: head
 head AS (
@@ -226,7 +228,8 @@ SET queue_at = now() + make_interval(secs => :window) * 2 ^ least(o.send_number,
     queued = true,
     send_number = o.send_number + 1
 WHERE o.id = ANY (ARRAY(SELECT id FROM unsent))
-RETURNING o.id, o.send_number AS fence, o.queue_url, CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group
+RETURNING o.id, o.send_number AS fence, o.queue_url, CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group,
+    o.traceparent
 
 -- name: settle_unsent
 -- Those that the broker did not take: due for it again after a while.
@@ -567,17 +570,17 @@ WITH batch AS MATERIALIZED (
         protocol text, payload text, payload_content_type text, credentials_id bigint, max_retries integer,
         retry_strategy text, scheduled_for timestamptz, expires_at timestamptz, idempotency_key text,
         fingerprint text, queue_url text, ordering text, timeout_seconds double precision,
-        metadata json, headers json)
+        metadata json, headers json, traceparent text, tracestate text)
 ), created AS (
     INSERT INTO dispatch_job (
         id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,
         payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for, expires_at,
         idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, queue_at, ready,
-        position)
+        position, traceparent, tracestate)
     SELECT id, homing_tsid_time(id), homing_tsid_time(id), external_id, source, type, group_id, target_url, target,
         protocol, payload, payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for,
         expires_at, idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, headers IS NOT NULL,
-        greatest(scheduled_for, now()), greatest(scheduled_for, now()), ordering = 'none', position
+        greatest(scheduled_for, now()), greatest(scheduled_for, now()), ordering = 'none', position, traceparent, tracestate
     FROM batch
     ORDER BY idempotency_key, source, type, target_url, number
     ON CONFLICT (idempotency_key, source, type, md5(target_url)) WHERE idempotency_key IS NOT NULL DO NOTHING
@@ -665,6 +668,25 @@ FROM placed
 WHERE o.id = placed.id
 RETURNING o.id
 
+-- name: send_now
+-- Those that wait become due. A pause, a breaker, a limit of the target and the order of a group stay as they are.
+-- Its message is sent again, if it has a queue: of two the second finds nothing to claim.
+WITH chosen AS MATERIALIZED (
+    SELECT id
+    FROM dispatch_job
+    WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint)) AND status IN ('PENDING', 'FAILED')
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE dispatch_job AS o
+SET queue_at = CASE WHEN o.next_attempt_at > now() THEN now() ELSE o.queue_at END,
+    queued = o.queued AND o.next_attempt_at <= now(),
+    next_attempt_at = least(o.next_attempt_at, now()),
+    scheduled_for = least(o.scheduled_for, now()),
+    updated_at = now()
+WHERE o.id = ANY (ARRAY(SELECT id FROM chosen))
+RETURNING o.id
+
 -- name: dead_letters
 -- Of the last day: whoever names a dead-letter target today does not want the past of years.
 SELECT o.*
@@ -715,10 +737,13 @@ WHERE t.target = :target
 RETURNING t.target
 
 -- name: counts
-SELECT status, count(*) AS count FROM dispatch_job WHERE status <> 'COMPLETED' GROUP BY status
+-- What is not completed is counted in the index of the states. What is, is the rest, and the total is tallied.
+SELECT status, count(*) AS count
+FROM dispatch_job
+WHERE status IN ('PENDING', 'IN_PROGRESS', 'FAILED', 'ERROR', 'CANCELLED')
+GROUP BY status
 UNION ALL
-SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint ELSE (SELECT count(*) FROM dispatch_job) END
-FROM pg_class AS c WHERE c.oid = 'dispatch_job'::regclass
+SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'dispatch_jobs'
 
 -- name: oldest_due
 WITH RECURSIVE {head}

@@ -89,6 +89,8 @@ class Processing:
         """What became of it; or its group, when others of that come first."""
         if self._deliverer.closing:
             return _later(_ASK_SOON, "this process is stopping")
+        if self._deliverer.paused:
+            return _later(_ASK_HOLDER, "dispatch jobs are paused here")
         asked = self._monotonic()
         claim = await self._claim(id)
         if claim is not None:

@@ -36,6 +36,7 @@ from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.router_store import RouterConfigs
 from homing.lanes.dispatch_jobs.tokens import ProcessTokens
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.tracing import Tracing
 
 NAME = "dispatch_queue"
 
@@ -113,7 +114,8 @@ class UnsentJobs:
 
 
 def _claim(row: Row) -> Claim[Unsent]:
-    return Claim(row["id"], row["fence"], 0, Unsent(row["queue_url"], row["ordered_group"]))
+    item = Unsent(row["queue_url"], row["ordered_group"])
+    return Claim(row["id"], row["fence"], 0, item, traceparent=row["traceparent"])
 
 
 class QueueingLane:
@@ -130,9 +132,11 @@ class QueueingLane:
         process_url: Callable[[], str],
         visibility: float,
         window: float,
+        tracing: Tracing | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self.store = store
+        self._tracing = tracing or Tracing()
         self.lease_seconds = window
         self._broker = broker
         self._configs = configs
@@ -170,7 +174,8 @@ class QueueingLane:
             message_group_id=group,
             auth_token=self._tokens().token(job),
         )
-        return Publication(encode_pointer(pointer), group, f"{job}-{claim.fence}")
+        trace = self._tracing.outgoing(claim.traceparent)
+        return Publication(encode_pointer(pointer), group, f"{job}-{claim.fence}", trace)
 
     async def _publish_all(
         self, entries: Sequence[tuple[str | None, Publication]]

@@ -32,7 +32,7 @@ _PROCESS_HINTS: Mapping[str, str] = {
     "": 'the body must be {"messageId": "…"}',
     "messageId": "the id of the job, as its message has it",
 }
-_CONFIG_HINTS: Mapping[str, str] = {
+CONFIG_HINTS: Mapping[str, str] = {
     "": "the body must be an object with queues and processingPools",
     "queues": 'an array such as [{"queueUri": "flow-catalyst-dispatch.fifo"}]',
     "processingPools": 'an array such as [{"code": "DISPATCH-POOL", "concurrency": 5}]',
@@ -136,7 +136,7 @@ class RouterApi(Controller):
         Pools are resized in place. What a queue or pool that is gone has begun comes to its end.
         """
         require_json(request.headers.get("content-type"))
-        config: RouterConfig = read(await request.body(), RouterConfig, _CONFIG_HINTS)
+        config: RouterConfig = read(await request.body(), RouterConfig, CONFIG_HINTS)
         check_config(config, router_configs.broker)
         await router_configs.put(config)
         return config

@@ -31,16 +31,25 @@ class RouterConfigs:
     ) -> None:
         self.broker = broker
         self._database = database
-        self._queries = load_queries(__package__ or "", database.dialect)
+        package = __package__ or ""
+        self._queries = {
+            **load_queries(package, database.dialect),
+            **load_queries(package, database.dialect, "router"),
+        }
         self._default = default
         self._monotonic = monotonic
         self._known: RouterConfig | None = None
         self._known_until = 0.0
 
     async def read(self) -> RouterConfig:
+        return (await self.current())[0]
+
+    async def current(self) -> tuple[RouterConfig, int]:
+        """With its version; 0 is that nobody has put one yet."""
         rows = await self._database.fetch(self._queries["router_config"], {})
         config = _decode(rows[0]["config"]) if rows else self._default
-        return config if self.broker is None else self._filled(config)
+        version: int = rows[0]["version"] if rows else 0
+        return (config if self.broker is None else self._filled(config)), version
 
     def _filled(self, config: RouterConfig) -> RouterConfig:
         """It may have been put while there was no broker, and then it may be empty."""
@@ -58,9 +67,18 @@ class RouterConfigs:
         return self._known
 
     async def put(self, config: RouterConfig) -> None:
-        await self._database.fetch(self._queries["put_router_config"], {"config": _encode(config).decode()})
+        await self._write("put_router_config", config)
+
+    async def replace(self, config: RouterConfig, version: int) -> bool:
+        """Put it, if that version is still there; False when somebody was quicker."""
+        return await self._write("replace_router_config", config, version=version)
+
+    async def _write(self, query: str, config: RouterConfig, **given: int) -> bool:
+        text = _encode(config).decode()
+        written = await self._database.fetch(self._queries[query], {"config": text, **given})
         self._known = None
         self._database.announce(CHANNEL)
+        return bool(written)
 
     def listen(self, wake: Callable[[], None]) -> None:
         self._database.listen(CHANNEL, wake)

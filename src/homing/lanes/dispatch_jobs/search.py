@@ -67,6 +67,9 @@ _METADATA_AND_JOBS = "dispatch_job_metadata AS m JOIN dispatch_job AS o ON o.id 
 _METADATA = "dispatch_job_metadata AS m"
 #: A search by metadata and more that begins with the jobs, as against one of the entries.
 JOBS_FIRST = -1
+#: What conditions of a bounded look may name.
+_LOOKED_THROUGH = "o.status, o.source, o.type, o.group_id, o.target, o.target_url, o.error_class"
+_BY_TIME = ("o.created_at", "o.id")
 # One plan for all values would suit none: some have a handful of rows, some half of the table.
 _PLAN_FOR_THE_VALUES = Query(
     "plan_for_the_values",
@@ -86,6 +89,15 @@ class Place(Struct, frozen=True):
 
     at: str
     id: int
+
+
+class Window(Struct, frozen=True):
+    """What was found in a bounded look."""
+
+    places: list[Place]
+    #: Where the look ended, if there is more to look at; None when the page is full.
+    end: Place | None
+    looked_at: int
 
 
 class Total(Struct, frozen=True):
@@ -195,7 +207,33 @@ class JobSearch:
         if after:
             values |= {"after_id": after.id, "after_at": self._time(instant(after.at), after.at)}
         rows = await self._fetch(text, values, LONGEST_SEARCH)
-        return list(dict.fromkeys(Place(_written(row["created_at"]), row["id"]) for row in rows))
+        return list(dict.fromkeys(map(_place, rows)))
+
+    async def window(
+        self, filter: Filter, first: int, also: Any, *, after: Place | None, window: int, limit: int
+    ) -> Window:
+        """Places of those among the next `window` jobs for which `also` holds: what no index serves.
+
+        `also` is in the words of the database: conditions of SQL here.
+        """
+        chosen = _choice(filter, self._dialect, "read", first)
+        columns = f"{chosen.keys}, {_LOOKED_THROUGH}"
+        conditions = [*chosen.conditions, *([_beyond(chosen, "DESC")] if after else [])]
+        inner = _text(columns, chosen.sources, conditions, _order(chosen, "DESC"), f"LIMIT {window:d}")
+        by = ("o.id",) if len(chosen.order) == 1 or chosen.order[0] != "o.created_at" else _BY_TIME
+        values = {**self._values(filter), **also.values}
+        if after:
+            values |= {"after_id": after.id, "after_at": self._time(instant(after.at), after.at)}
+        newest = "ORDER BY " + ", ".join(f"{column} DESC" for column in by)
+        text = _text("o.id, o.created_at", f"({inner}) AS o", also.texts, newest, f"LIMIT {limit:d}")
+        places = [_place(row) for row in await self._fetch(text, values, LONGEST_SEARCH)]
+        oldest = "ORDER BY " + ", ".join(by)
+        ends = _text(
+            "o.id, o.created_at, count(*) OVER () AS looked", f"({inner}) AS o", (), oldest, "LIMIT 1"
+        )
+        found = [] if len(places) == limit else await self._fetch(ends, values, LONGEST_SEARCH)
+        looked = found[0]["looked"] if found else 0
+        return Window(places, _place(found[0]) if looked == window else None, looked)
 
     async def rows(self, ids: Sequence[int]) -> list[Row]:
         """Jobs as lists show them, in this order; those that are gone meanwhile are left out."""
@@ -339,6 +377,10 @@ def _text(
 ) -> str:
     where = ["WHERE", " AND ".join(conditions)] if conditions else []
     return " ".join(["SELECT", columns, "FROM", sources, *where, order, limit])
+
+
+def _place(row: Row) -> Place:
+    return Place(_written(row["created_at"]), row["id"])
 
 
 def _written(moment: datetime | str) -> str:

@@ -15,12 +15,14 @@ max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coa
 
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
+    (julianday('now') - julianday(max(created_at, coalesce(scheduled_for, '')))) * 86400.0 AS age, traceparent,
     next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url, payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
     CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type, source,
     CASE WHEN has_headers THEN (
         SELECT json_group_array(json_array(h.header_name, h.header_value))
-        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers
+        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers,
+    tracestate
 
 -- fragment: an_hour_ago
 (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
@@ -192,7 +194,8 @@ WHERE id IN (
     ORDER BY queue_at, id
     LIMIT :limit)
   AND {send_at} <= {now}
-RETURNING id, send_number AS fence, queue_url, CASE ordering WHEN 'group' THEN group_id END AS ordered_group
+RETURNING id, send_number AS fence, queue_url, CASE ordering WHEN 'group' THEN group_id END AS ordered_group,
+    traceparent
 
 -- name: settle_unsent
 WITH batch AS MATERIALIZED (
@@ -451,7 +454,7 @@ INSERT INTO dispatch_job (
     id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for, expires_at,
     idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, has_headers, next_attempt_at, queue_at, ready,
-    position)
+    position, traceparent, tracestate)
 SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b.value, '$.external_id'),
     json_extract(b.value, '$.source'), json_extract(b.value, '$.type'), json_extract(b.value, '$.group_id'),
     json_extract(b.value, '$.target_url'), json_extract(b.value, '$.target'), json_extract(b.value, '$.protocol'),
@@ -467,7 +470,8 @@ SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b
     CASE json_extract(b.value, '$.ordering') WHEN 'group' THEN b.key + 1 + (
         SELECT coalesce(max(j.position), 0) FROM dispatch_job AS j
         WHERE j.group_id = json_extract(b.value, '$.group_id') AND j.ordering = 'group'
-          AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')) END
+          AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS')) END,
+    json_extract(b.value, '$.traceparent'), json_extract(b.value, '$.tracestate')
 FROM json_each(:batch) AS b
 WHERE true
 ON CONFLICT (idempotency_key, source, type, target_url) WHERE idempotency_key IS NOT NULL DO NOTHING;
@@ -536,6 +540,16 @@ SET status = 'PENDING',
 WHERE id IN (SELECT value FROM json_each(:ids)) AND +status IN ('ERROR', 'CANCELLED')
 RETURNING id
 
+-- name: send_now
+UPDATE dispatch_job
+SET queue_at = CASE WHEN next_attempt_at > {now} THEN {now} ELSE queue_at END,
+    queued = queued AND next_attempt_at <= {now},
+    next_attempt_at = min(next_attempt_at, {now}),
+    scheduled_for = min(scheduled_for, {now}),
+    updated_at = {now}
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILED')
+RETURNING id
+
 -- name: dead_letters
 SELECT *
 FROM dispatch_job
@@ -583,9 +597,8 @@ WHERE target = :target
 RETURNING target
 
 -- name: counts
-SELECT status, count(*) AS count FROM dispatch_job WHERE status <> 'COMPLETED' GROUP BY status
-UNION ALL
-SELECT 'total', count(*) FROM dispatch_job
+-- Every state has its tally here (migrations/sqlite/0003_tally.sql).
+SELECT state AS status, count FROM homing_tally WHERE lane = 'dispatch_jobs'
 
 -- name: oldest_due
 WITH RECURSIVE {heads}

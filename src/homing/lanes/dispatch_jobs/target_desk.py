@@ -134,6 +134,11 @@ class TargetDesk:
         items = [target_view(row) for row in rows[:_MOST_LISTED]]
         return TargetPage(items, rows[_MOST_LISTED - 1]["target"] if len(rows) > _MOST_LISTED else None)
 
+    async def show(self, url: str, credentials_id: str | None) -> tuple[str, TargetView]:
+        """With the name that the tables have for it."""
+        target = _named(url, credentials_number(credentials_id))
+        return target, await self._view(target)
+
     async def limit(self, request: LimitRequest) -> TargetView:
         target = await self._target(request.target_url, request.credentials_id)
         await self._jobs.run(

@@ -123,7 +123,7 @@ def shown(row: Row, head: Row | None = None) -> JobView:
     """`head` is the first open job of its group."""
     return JobView(
         **_summary(row),
-        headers=_pairs(row["headers"]),
+        headers=pairs_of(row["headers"]),
         payload=row["payload"],
         waiting_for=waiting_for(row, head),
     )
@@ -168,14 +168,15 @@ def _summary(row: Row) -> dict[str, Any]:
         **{name: row[name] for name in ("last_error", "error_class")},
         "id": text_of(row["id"]),
         "credentials_id": None if row["credentials_id"] is None else text_of(row["credentials_id"]),
-        "metadata": _pairs(row["metadata"]),
+        "metadata": pairs_of(row["metadata"]),
         "next_attempt_at": iso(row["next_attempt_at"]) if row["status"] in OPEN else None,
         **{name: iso(row[name]) for name in ("scheduled_for", "expires_at", "last_attempt_at")},
         **{name: iso(row[name]) for name in ("completed_at", "created_at", "updated_at")},
     }
 
 
-def _pairs(text: str | None) -> dict[str, str]:
+def pairs_of(text: str | None) -> dict[str, str]:
+    """Metadata or headers, as the queries give them."""
     return msgspec.json.decode(text, type=dict[str, str]) if text else {}
 
 

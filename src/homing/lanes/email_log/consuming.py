@@ -52,11 +52,17 @@ class Consuming:
         finally:
             self._in_hand -= 1
 
+    @property
+    def _holds_off(self) -> bool:
+        return self._deliverer.closing or self._deliverer.paused
+
     async def _handle(self, message: Message) -> Verdict:
         hint = read_hint(message.body)
         if isinstance(hint, Unreadable):
             return self._bury(message, hint.reason)
         await self._way_out()
+        if self._deliverer.paused:
+            return GiveBack()
         await self._company()
         asked = self._monotonic()
         try:
@@ -90,7 +96,7 @@ class Consuming:
             return
         async with self._asking:
             pause = _PAUSE
-            while not (self._deliverer.closing or await self._lane.available()):
+            while not (self._holds_off or await self._lane.available()):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -110,9 +116,9 @@ class Consuming:
         gathering.set_result(None)
 
     async def _claim_patiently(self, hint: Hint) -> Claim[Email] | Dropped | None:
-        """None when a stop came first. What the database refuses it would refuse for ever, and is raised."""
+        """None when a stop or a pause came first. What the database refuses for ever is raised."""
         pause = _PAUSE
-        while not self._deliverer.closing:
+        while not self._holds_off:
             try:
                 return await self._claim(hint)
             except Refused:

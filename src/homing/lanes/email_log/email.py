@@ -32,7 +32,7 @@ class Terms(Struct, frozen=True):
 class Email(Struct, frozen=True, gc=False):
     """What a sender needs of a row. JSON columns stay text until they are wanted.
 
-    The fields stand in the order in which a claim returns its columns, after the engine's four.
+    The fields stand in the order in which a claim returns its columns, after the engine's six.
     """
 
     due_at: datetime | str
@@ -63,7 +63,7 @@ class Due(Struct, frozen=True, gc=False):
     message_key: str
 
 
-_ENGINE_COLUMNS = 4
+_ENGINE_COLUMNS = 6
 
 
 def email_of(row: Row) -> Email:
@@ -95,6 +95,7 @@ class NewEmail(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] | None = None
     attachments: tuple[StoredAttachment, ...] | None = None
     unsubscribe_url: str | None = None
+    traceparent: str | None = None
 
 
 class Ordered(Struct, frozen=True):

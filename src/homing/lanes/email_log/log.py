@@ -11,6 +11,7 @@ import msgspec
 
 from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
+from homing.db.tally import by_state
 from homing.engine.model import Claim, Settlement
 from homing.errors import Refused
 from homing.lanes.email_log.email import STATES, Dropped, Due, Email, NewEmail, Ordered, Terms, email_of
@@ -163,11 +164,7 @@ class EmailLog(SqlStore[Email]):
         return {row["reason"] or "": row["count"] for row in await self.run("dead_reasons")}
 
     async def counts(self) -> dict[str, int]:
-        found = {row["status"]: row["count"] for row in await self.run("counts")}
-        total = found.pop("total", 0)
-        counts = {state: found.get(state, 0) for state in STATES}
-        counts["Sent"] = max(0, total - sum(counts.values()))
-        return counts
+        return by_state(await self.run("counts"), STATES, rest="Sent")
 
     async def oldest_due(self) -> float:
         """For how many seconds the first that is to be tried again has been due."""
@@ -182,6 +179,17 @@ class EmailLog(SqlStore[Email]):
         if requeued:
             self.database.announce(CHANNEL)
         return requeued
+
+    async def cancel(self, ids: Sequence[int]) -> list[int]:
+        """End emails that wait and that nobody holds as `Dead`, by the reason `Cancelled`; their ids."""
+        return [row["id"] for row in await self.run("cancel", ids=_encode(ids).decode())]
+
+    async def send_now(self, ids: Sequence[int]) -> list[int]:
+        """Make emails due at once that wait for another attempt or to be queued; the ids that were."""
+        due = [row["id"] for row in await self.run("send_now", ids=_encode(ids).decode())]
+        if due:
+            self.database.announce(CHANNEL)
+        return due
 
     async def dead_ids(self, *, reason: str | None = None, after: int = 0, limit: int = 1000) -> list[int]:
         """Some of the dead in the order of their ids; `after` is the last id seen."""
@@ -208,7 +216,7 @@ def _why_not(hint: Hint, row: Row | None) -> str:
 
 def _created(row: Row, *, claimed: bool) -> Ordered:
     due = Due(row["next_attempt_at"], row["message_key"])
-    claim = Claim(row["id"], row["claim_seq"], 0, due) if claimed else None
+    claim = Claim(row["id"], row["claim_seq"], 0, due, traceparent=row["traceparent"]) if claimed else None
     return Ordered("created", row["id"], row["message_key"], row["status"], claim)
 
 

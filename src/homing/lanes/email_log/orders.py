@@ -79,7 +79,9 @@ class EmailOrders:
     async def place(self, order: NewEmail) -> Ordered:
         """Written, and queued if the broker is there; raises `NotAllowed` when the key is another email's."""
         asked = self._monotonic()
-        ordered = await self._enqueue(order)
+        with self._telemetry.tracing.creating("email_log") as trace:
+            traceparent = trace.traceparent if trace is not None else None
+            ordered = await self._enqueue(msgspec.structs.replace(order, traceparent=traceparent))
         if ordered.verdict == "conflict":
             raise NotAllowed(f"the message key was used for another email, {email_id(ordered.id)}")
         if ordered.verdict == "created":
@@ -89,7 +91,7 @@ class EmailOrders:
         return ordered
 
     async def _publish(self, claim: Claim[Due], until: float) -> None:
-        if self._scheduling.closing:
+        if self._scheduling.closing or self._scheduling.paused:
             await self._scheduling.lane.store.release([claim])
             return
         self._scheduling.take([claim], until)

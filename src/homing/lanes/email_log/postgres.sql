@@ -6,8 +6,9 @@
 -- RetryQueued, or Pending and locked without a last_queued_at: then its creator publishes it.
 
 -- fragment: claimed
-e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferrals, e.next_attempt_at AS due_at,
-    e.message_key, e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
+e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferrals,
+    date_part('epoch', now()) - date_part('epoch', e.created_at) AS age, e.traceparent, e.next_attempt_at AS due_at, e.message_key,
+    e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
     e.body AS text_body, e.html_body, e.template, e.variables, e.locale, e.headers,
     e.attachments IS NOT NULL AS has_attachments, e.unsubscribe_url, e.token, e.recipients
 
@@ -195,7 +196,7 @@ WITH batch AS MATERIALIZED (
     FROM json_to_recordset(:batch::json) AS b(
         message_key text, fingerprint text, token text, from_address text, to_address text, cc_address text,
         bcc_address text, reply_to text, subject text, body text, html_body text, template text, variables jsonb,
-        locale text, headers jsonb, attachments jsonb, unsubscribe_url text)
+        locale text, headers jsonb, attachments jsonb, unsubscribe_url text, traceparent text)
 ), keys AS (
     INSERT INTO email_idempotency (message_key, email_id, fingerprint)
     SELECT message_key, nextval(pg_get_serial_sequence('email_log', 'id')), fingerprint
@@ -208,14 +209,16 @@ WITH batch AS MATERIALIZED (
 )
 INSERT INTO email_log (
     id, message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
-    template, variables, locale, headers, attachments, unsubscribe_url, claim_seq, locked_by, locked_until)
+    template, variables, locale, headers, attachments, unsubscribe_url, traceparent, claim_seq, locked_by,
+    locked_until)
 SELECT
     k.email_id, b.message_key, b.token, b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to,
     b.subject, b.body, b.html_body, b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url,
+    b.traceparent,
     CASE WHEN :publisher::text IS NULL THEN 0 ELSE 1 END, :publisher::text,
     CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END
 FROM batch AS b JOIN keys AS k ON k.message_key = b.message_key
-RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at
+RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at, traceparent
 
 -- name: by_message_key
 SELECT k.message_key, k.email_id AS id, k.fingerprint, e.status
@@ -279,9 +282,43 @@ FROM chosen
 WHERE e.id = chosen.id
 RETURNING e.id
 
+-- name: cancel
+-- The contract knows one end that is not Sent, and the reason says which it is. Nobody sends a Dead one: a message
+-- that is in the queue already finds nothing to do. A person decided it, so the dead letter queue is not told.
+WITH chosen AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint)) AND status IN ('Pending', 'Failed')
+      AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < now())
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE email_log AS e
+SET status = 'Dead', dead_reason = 'Cancelled', claim_seq = e.claim_seq + 1, announced_at = now(), locked_until = NULL
+FROM chosen
+WHERE e.id = chosen.id
+RETURNING e.id
+
+-- name: send_now
+-- Those that wait for another attempt, or to be queued, are due for the scheduler. What is in the queue stays there:
+-- no second message of the same attempt.
+WITH chosen AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+      AND (status = 'Failed' OR status = 'Pending' AND last_queued_at IS NULL)
+      AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < now())
+    ORDER BY id
+    FOR UPDATE
+)
+UPDATE email_log AS e
+SET next_attempt_at = least(e.next_attempt_at, now()), locked_until = NULL
+FROM chosen
+WHERE e.id = chosen.id
+RETURNING e.id
+
 -- name: counts
--- What is not sent yet is counted in the index. What was sent is the rest of the table, whose size is the
--- statistics' estimate once counting it would take long.
+-- What is not sent yet is counted in the index. What was sent is the rest, and the total is tallied.
 SELECT 'Pending' AS status, count(*) AS count FROM email_log WHERE status = 'Pending'
 UNION ALL
 SELECT 'RetryQueued', count(*) FROM email_log WHERE status = 'RetryQueued'
@@ -290,9 +327,7 @@ SELECT 'Failed', count(*) FROM email_log WHERE status = 'Failed'
 UNION ALL
 SELECT 'Dead', count(*) FROM email_log WHERE status = 'Dead'
 UNION ALL
-SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint
-                     ELSE (SELECT count(*) FROM email_log) END
-FROM pg_class AS c WHERE c.oid = 'email_log'::regclass
+SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'email_log'
 
 -- name: oldest_due
 SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age

@@ -8,7 +8,8 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 
 -- fragment: claimed
-id, claim_seq AS fence, attempt_count AS attempts, defer_count AS deferrals, next_attempt_at AS due_at,
+id, claim_seq AS fence, attempt_count AS attempts, defer_count AS deferrals,
+    (julianday('now') - julianday(created_at)) * 86400.0 AS age, traceparent, next_attempt_at AS due_at,
     message_key, last_attempt_at, from_address, to_address, cc_address, bcc_address, reply_to, subject,
     body AS text_body, html_body, template, variables, locale, headers,
     attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients
@@ -145,19 +146,20 @@ SELECT attachments FROM email_log WHERE id = :id
 -- name: enqueue
 INSERT INTO email_log (
     message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
-    template, variables, locale, headers, attachments, unsubscribe_url, claim_seq, locked_by, locked_until)
+    template, variables, locale, headers, attachments, unsubscribe_url, traceparent, claim_seq, locked_by,
+    locked_until)
 SELECT
     json_extract(value, '$.message_key'), json_extract(value, '$.token'), json_extract(value, '$.from_address'),
     json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
     json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.body'),
     json_extract(value, '$.html_body'), json_extract(value, '$.template'), json_extract(value, '$.variables'),
     json_extract(value, '$.locale'), json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
-    json_extract(value, '$.unsubscribe_url'), :publisher IS NOT NULL, :publisher,
+    json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.traceparent'), :publisher IS NOT NULL, :publisher,
     CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END
 FROM json_each(:batch)
 WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
   AND NOT EXISTS (SELECT 1 FROM email_log AS e WHERE e.message_key = json_extract(value, '$.message_key'))
-RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at
+RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at, traceparent
 
 -- name: reserve_keys
 -- In the transaction of enqueue, and of those rows that it wrote: another program's row has another token.
@@ -218,19 +220,24 @@ SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, pu
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Dead', 'Failed') AND locked_by IS NULL
 RETURNING id
 
+-- name: cancel
+UPDATE email_log
+SET status = 'Dead', dead_reason = 'Cancelled', claim_seq = claim_seq + 1, announced_at = {now}, locked_until = NULL
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Pending', 'Failed')
+  AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
+RETURNING id
+
+-- name: send_now
+UPDATE email_log
+SET next_attempt_at = min(next_attempt_at, {now}), locked_until = NULL
+WHERE id IN (SELECT value FROM json_each(:ids))
+  AND (status = 'Failed' OR status = 'Pending' AND last_queued_at IS NULL)
+  AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
+RETURNING id
+
 -- name: counts
-SELECT 'Pending' AS status, count(*) AS count FROM email_log WHERE status = 'Pending'
-UNION ALL
-SELECT 'RetryQueued', count(*) FROM email_log WHERE status = 'RetryQueued'
-UNION ALL
-SELECT 'Failed', count(*) FROM email_log WHERE status = 'Failed'
-UNION ALL
-SELECT 'Dead', count(*) FROM email_log WHERE status = 'Dead'
-UNION ALL
--- Beyond 100,000 rows the ids tell, which have gaps only where rows were deleted.
-SELECT 'total', CASE WHEN max(id) - min(id) < 100000 THEN (SELECT count(*) FROM email_log)
-                     ELSE coalesce(max(id) - min(id) + 1, 0) END
-FROM email_log
+-- Every state has its tally here (migrations/sqlite/0003_tally.sql).
+SELECT state AS status, count FROM homing_tally WHERE lane = 'email_log'
 
 -- name: oldest_due
 SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age

@@ -15,7 +15,7 @@ from homing.senders.compose import StoredAttachment
 class Mail(Struct, frozen=True, gc=False):
     """What a dispatcher needs of a row. JSON columns stay text until they are wanted.
 
-    The fields stand in the order in which `claim` returns its columns, after the engine's four.
+    The fields stand in the order in which `claim` returns its columns, after the engine's six.
     """
 
     due_at: datetime | str
@@ -39,7 +39,7 @@ class Mail(Struct, frozen=True, gc=False):
     recipients: str | None
 
 
-_ENGINE_COLUMNS = 4
+_ENGINE_COLUMNS = 6
 
 
 def mail_of(row: Row) -> Mail:
@@ -70,5 +70,6 @@ class NewMail(Struct, frozen=True, kw_only=True):
     fingerprint: str | None = None
     expires_at: str | None = None
     metadata: Mapping[str, Any] | None = None
+    traceparent: str | None = None
     send_at: str | None = None
     urgent: bool = False

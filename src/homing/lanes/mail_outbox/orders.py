@@ -24,6 +24,7 @@ from homing.senders.drafts import (
 )
 from homing.strict_json import decode
 from homing.telemetry import Telemetry
+from homing.tracing import Trace
 
 MOST_PER_POST = 1000
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
@@ -62,7 +63,8 @@ class MailOrders:
         self._enqueue: Batched[NewMail, Ordered] = Batched(outbox.enqueue)
 
     async def place(self, order: NewMail) -> Ordered:
-        ordered = await self._enqueue(order)
+        with self._telemetry.tracing.creating("mail_outbox") as trace:
+            ordered = await self._enqueue(_of_trace(order, trace))
         if ordered.verdict == "conflict":
             raise NotAllowed(f"the idempotency key was used for another mail, outbox_{ordered.id}")
         self._count([ordered])
@@ -73,15 +75,24 @@ class MailOrders:
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} mails")
         read = [_read(item) for item in items]
-        orders = [order for order in read if isinstance(order, NewMail)]
-        ordered = iter(await self._outbox.enqueue(orders) if orders else [])
+        ordered = iter(await self._enqueue_all([order for order in read if isinstance(order, NewMail)]))
         verdicts = [_verdict(next(ordered) if isinstance(one, NewMail) else one) for one in read]
         created = sum(v["verdict"] == "created" for v in verdicts)
         self._telemetry.enqueued("mail_outbox", created)
         return {"created": created, "items": verdicts}
 
+    async def _enqueue_all(self, orders: Sequence[NewMail]) -> Sequence[Ordered]:
+        if not orders:
+            return []
+        with self._telemetry.tracing.creating("mail_outbox", len(orders)) as trace:
+            return await self._outbox.enqueue([_of_trace(order, trace) for order in orders])
+
     def _count(self, ordered: Sequence[Ordered]) -> None:
         self._telemetry.enqueued("mail_outbox", sum(o.verdict == "created" for o in ordered))
+
+
+def _of_trace(order: NewMail, trace: Trace | None) -> NewMail:
+    return order if trace is None else msgspec.structs.replace(order, traceparent=trace.traceparent)
 
 
 def _read(item: msgspec.Raw) -> NewMail | InvalidRequest:

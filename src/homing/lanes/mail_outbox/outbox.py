@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
+from homing.db.tally import by_state
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 
 CHANNEL = "homing_mail_outbox"
@@ -92,11 +93,7 @@ class MailOutbox(SqlStore[Mail]):
         return rows[0]["attachments"] if rows else None
 
     async def counts(self) -> dict[str, int]:
-        found = {row["status"]: row["count"] for row in await self.run("counts")}
-        total = found.pop("total", 0)
-        counts = {state: found.get(state, 0) for state in STATES}
-        counts["sent"] = max(0, total - sum(counts.values()))
-        return counts
+        return by_state(await self.run("counts"), STATES, rest="sent")
 
     async def oldest_due(self) -> float:
         """For how many seconds the first in the queue has been due."""
@@ -115,6 +112,13 @@ class MailOutbox(SqlStore[Mail]):
     async def cancel(self, ids: Sequence[int]) -> list[int]:
         """Take mails out of the queue that nobody has claimed; the ids that were."""
         return [row["id"] for row in await self.run("cancel", ids=_encode(ids).decode())]
+
+    async def send_now(self, ids: Sequence[int]) -> list[int]:
+        """Make mails due at once that are queued for later; the ids of those that are queued."""
+        queued = [row["id"] for row in await self.run("send_now", ids=_encode(ids).decode())]
+        if queued:
+            self.database.announce(CHANNEL)
+        return queued
 
     async def ids_by_status(self, status: str, limit: int, after: int = 0) -> list[int]:
         """Some mails that are queued, failed, cancelled or expired; `after` is the last id seen."""

@@ -1,6 +1,11 @@
 -- mail_outbox on PostgreSQL. Time is the database's everywhere. Statements that write several rows
 -- lock them in id order: two that meet in opposite orders would deadlock.
 
+-- fragment: age
+-- A mail for later counts from when it was due; that is known until its first attempt has moved it. As numbers, not
+-- as an interval: a time that is infinite makes an age that is, and no error.
+date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.send_at, CASE o.claim_seq WHEN 1 THEN o.next_attempt_at END))
+
 -- name: claim
 -- The specification's statement. MATERIALIZED keeps the planner from choosing more than LIMIT rows.
 WITH candidates AS MATERIALIZED (
@@ -21,8 +26,8 @@ SET status = 'dispatching',
     lease_expires_at = now() + make_interval(secs => :lease_seconds)
 FROM candidates
 WHERE o.id = candidates.id
-RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals,
-    o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
+    o.traceparent, o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
     o.unsubscribe_url, o.token, o.recipients
@@ -45,8 +50,8 @@ SET claim_seq = o.claim_seq + 1,
     lease_expires_at = now() + make_interval(secs => :lease_seconds)
 FROM lost
 WHERE o.id = lost.id
-RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals,
-    o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
+    o.traceparent, o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
     o.unsubscribe_url, o.token, o.recipients
@@ -195,11 +200,11 @@ SELECT attachments FROM mail_outbox WHERE id = :id
 INSERT INTO mail_outbox (
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body, template,
     variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
-    metadata, token, next_attempt_at)
+    metadata, token, traceparent, send_at, next_attempt_at)
 SELECT
     b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to, b.subject, b.text_body, b.html_body,
     b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url, b.idempotency_key,
-    b.fingerprint, b.expires_at, b.metadata, b.token,
+    b.fingerprint, b.expires_at, b.metadata, b.token, b.traceparent, b.send_at,
     -- An urgent mail is due before it was ordered, and so goes first in the specified order.
     CASE WHEN b.urgent THEN now() - interval '1 day'
          ELSE coalesce(b.send_at, now()) END
@@ -207,7 +212,7 @@ FROM json_to_recordset(:batch::json) AS b(
     from_address text, to_address text, cc_address text, bcc_address text, reply_to text, subject text,
     text_body text, html_body text, template text, variables jsonb, locale text, headers jsonb,
     attachments jsonb, unsubscribe_url text, idempotency_key text, fingerprint text, expires_at timestamptz,
-    metadata jsonb, token text, send_at timestamptz, urgent boolean)
+    metadata jsonb, token text, traceparent text, send_at timestamptz, urgent boolean)
 ORDER BY b.idempotency_key
 ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 RETURNING id, token, status
@@ -279,6 +284,21 @@ FROM chosen
 WHERE o.id = chosen.id
 RETURNING o.id
 
+-- name: send_now
+-- Those that wait become due. What is claimed by then is under way anyway.
+WITH chosen AS MATERIALIZED (
+    SELECT o.id
+    FROM mail_outbox AS o
+    WHERE o.id IN (SELECT json_array_elements_text(:ids::json)::bigint) AND o.status = 'queued'
+    ORDER BY o.id
+    FOR UPDATE OF o
+)
+UPDATE mail_outbox AS o
+SET next_attempt_at = least(o.next_attempt_at, now()), send_at = least(o.send_at, now())
+FROM chosen
+WHERE o.id = chosen.id
+RETURNING o.id
+
 -- name: ended_ids
 SELECT id
 FROM mail_outbox
@@ -290,17 +310,14 @@ LIMIT :limit
 SELECT id FROM mail_outbox WHERE status = 'queued' ORDER BY next_attempt_at, id LIMIT :limit
 
 -- name: counts
--- What waits and what ended badly is counted in small indexes. What was sent is the rest of the table,
--- whose size is the statistics' estimate once counting it would take long.
+-- What waits and what ended badly is counted in small indexes. What was sent is the rest, and the total is tallied.
 SELECT 'queued' AS status, count(*) AS count FROM mail_outbox WHERE status = 'queued'
 UNION ALL
 SELECT 'dispatching', count(*) FROM mail_outbox WHERE status = 'dispatching'
 UNION ALL
 SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
 UNION ALL
-SELECT 'total', CASE WHEN c.reltuples > 100000 THEN c.reltuples::bigint
-                     ELSE (SELECT count(*) FROM mail_outbox) END
-FROM pg_class AS c WHERE c.oid = 'mail_outbox'::regclass
+SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'mail_outbox'
 
 -- name: oldest_due
 SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age

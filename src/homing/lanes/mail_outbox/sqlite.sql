@@ -2,6 +2,9 @@
 -- writing statement runs under BEGIN IMMEDIATE instead, so there is only one at a time. Times are ISO
 -- text, made by strftime, and JSON is read by json_extract: subsec and ->> need a newer SQLite than 3.35.
 
+-- fragment: age
+(julianday('now') - julianday(max(created_at, coalesce(send_at, ''), CASE claim_seq WHEN 1 THEN next_attempt_at ELSE '' END))) * 86400.0
+
 -- name: claim
 WITH candidates AS MATERIALIZED (
     SELECT id
@@ -20,7 +23,7 @@ SET status = 'dispatching',
     lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 FROM candidates
 WHERE mail_outbox.id = candidates.id
-RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals,
+RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
     expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
@@ -45,7 +48,7 @@ SET claim_seq = claim_seq + 1,
     lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 FROM lost
 WHERE mail_outbox.id = lost.id
-RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals,
+RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
     expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
@@ -170,7 +173,7 @@ SELECT attachments FROM mail_outbox WHERE id = :id
 INSERT INTO mail_outbox (
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body, template,
     variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
-    metadata, token, next_attempt_at)
+    metadata, token, traceparent, send_at, next_attempt_at)
 SELECT
     json_extract(value, '$.from_address'), json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
     json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.text_body'), json_extract(value, '$.html_body'),
@@ -178,6 +181,7 @@ SELECT
     json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
     json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.idempotency_key'), json_extract(value, '$.fingerprint'),
     json_extract(value, '$.expires_at'), json_extract(value, '$.metadata'), json_extract(value, '$.token'),
+    json_extract(value, '$.traceparent'), json_extract(value, '$.send_at'),
     CASE WHEN json_extract(value, '$.urgent')
          THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
          ELSE coalesce(json_extract(value, '$.send_at'), strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) END
@@ -235,6 +239,13 @@ SET status = 'cancelled'
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
 RETURNING id
 
+-- name: send_now
+UPDATE mail_outbox
+SET next_attempt_at = min(next_attempt_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    send_at = min(send_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
+RETURNING id
+
 -- name: ended_ids
 SELECT id
 FROM mail_outbox
@@ -246,16 +257,8 @@ LIMIT :limit
 SELECT id FROM mail_outbox WHERE status = 'queued' ORDER BY next_attempt_at, id LIMIT :limit
 
 -- name: counts
-SELECT 'queued' AS status, count(*) AS count FROM mail_outbox WHERE status = 'queued'
-UNION ALL
-SELECT 'dispatching', count(*) FROM mail_outbox WHERE status = 'dispatching'
-UNION ALL
-SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
-UNION ALL
--- Beyond 100,000 rows the ids tell, which have gaps only where rows were deleted.
-SELECT 'total', CASE WHEN max(id) - min(id) < 100000 THEN (SELECT count(*) FROM mail_outbox)
-                     ELSE coalesce(max(id) - min(id) + 1, 0) END
-FROM mail_outbox
+-- Every state has its tally here (migrations/sqlite/0003_tally.sql).
+SELECT state AS status, count FROM homing_tally WHERE lane = 'mail_outbox'
 
 -- name: oldest_due
 SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age

@@ -26,6 +26,7 @@ from homing.lanes.open_events.words import Word, check_plain
 from homing.senders.drafts import check_texts
 from homing.strict_json import decode
 from homing.telemetry import Telemetry
+from homing.tracing import Trace
 
 Status = Literal["OPEN", "CLOSED", "WAIT"]
 FlipVerdict = Literal["opened", "duplicate", "closed", "unchanged"]
@@ -93,7 +94,7 @@ class Flip(Struct, frozen=True, kw_only=True):
     detected_by: str
     snapshot_id: int | None
     dedupe_key: str
-    trace_id: str
+    trace_id: str | None
     payload: str | None
 
     @property
@@ -139,7 +140,9 @@ class Fanout:
         if known:
             await self._note_reopening(flip, known[0]["open_event_id"])
             return _duplicate(known)
-        reply = await patiently(lambda: self._open(flip))
+        with self._telemetry.tracing.creating("open_events") as trace:
+            traced = _of_trace(flip, trace)
+            reply = await patiently(lambda: self._open(traced))
         self._telemetry.enqueued("open_events", reply.notifications)
         if reply.notifications:
             self._database.announce(CHANNEL)
@@ -232,6 +235,14 @@ class Fanout:
         return dict(zip(present, rows, strict=True))
 
 
+def _of_trace(flip: Flip, trace: Trace | None) -> Flip:
+    """The trace that whoever calls names in words of their own; else that of the request, else a new one."""
+    if flip.trace_id:
+        return flip
+    trace_id = trace.trace_id if trace is not None else secrets.token_hex(16)
+    return msgspec.structs.replace(flip, trace_id=trace_id)
+
+
 def _told_by_tables(row: Row) -> dict[str, Any]:
     columns = {
         "courseTitle": "title",
@@ -281,7 +292,7 @@ def flip_of(request: FlipRequest, now: datetime) -> Flip:
         detected_by=request.detected_by or _OURSELVES,
         snapshot_id=request.snapshot_id,
         dedupe_key=dedupe_key(*section, status=after, moment=moment),
-        trace_id=request.trace_id or secrets.token_hex(16),
+        trace_id=request.trace_id,
         payload=_checked_payload(request.payload),
     )
 

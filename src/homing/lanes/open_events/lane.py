@@ -29,7 +29,7 @@ from homing.engine.model import (
 )
 from homing.engine.policy import Policy, Schedule
 from homing.lanes.open_events.last_look import LastLook
-from homing.lanes.open_events.letters import Letters
+from homing.lanes.open_events.letters import Letter, Letters
 from homing.lanes.open_events.notification import Notification, OpenEvent, Subscriber
 from homing.lanes.open_events.notifications import Notifications, Standing
 from homing.lanes.open_events.payload import Jobs, Unusable, check
@@ -116,7 +116,7 @@ class OpenEventsLane:
             return _orphaned("open event" if event is None else "subscription")
         if (objection := self._objection(claim, event, subscriber)) is not None:
             return objection
-        message = self._compose(claim, event, subscriber)
+        message = self.compose(claim, event, subscriber)
         if not isinstance(message, MailMessage):
             return message
         with self._last_look.expecting(
@@ -179,9 +179,10 @@ class OpenEventsLane:
 
     # ── what ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _compose(
+    def compose(
         self, claim: Claim[Notification], event: OpenEvent, subscriber: Subscriber
     ) -> MailMessage | Reject:
+        """The mail, whether or not it is to be sent; or why there can be none."""
         job = self._jobs.build(claim.id, claim.item, event, subscriber)
         problem = check(job)
         if problem is not None:
@@ -193,7 +194,7 @@ class OpenEventsLane:
 
     def _rendered(
         self, template: Mapping[str, Any], links: Mapping[str, str], locale: str
-    ) -> Rendered | TemplateProblem:
+    ) -> Letter | Rendered | TemplateProblem:
         id, version, variables = template["id"], template["version"], template["variables"]
         shared = tuple(item for item in variables.items() if item[0] not in links)
         return self._letters.write(
@@ -202,7 +203,9 @@ class OpenEventsLane:
             lambda links: self._templates.render(id, {**variables, **links}, locale, version),
         )
 
-    def _message(self, claim: Claim[Notification], job: Mapping[str, Any], rendered: Rendered) -> MailMessage:
+    def _message(
+        self, claim: Claim[Notification], job: Mapping[str, Any], rendered: Letter | Rendered
+    ) -> MailMessage:
         email, event, template, links = (job[part] for part in ("recipient", "event", "template", "links"))
         to = (email["email"],)
         return MailMessage(
@@ -229,7 +232,6 @@ class OpenEventsLane:
             template_id=template["id"],
             template_version=template["version"],
             variables=template["variables"],
-            shared=rendered.shared,
         )
 
     def describe(self, claim: Claim[Notification], settlement: Settlement | None) -> Mapping[str, Any]:

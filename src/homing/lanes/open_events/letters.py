@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.engine.model import Monotonic
-from homing.senders.printed import Filled, Printed, SharedParts, print_text
+from homing.senders.printed import Filled, Printed, print_text
 from homing.senders.templates import Rendered, TemplateProblem
 
 #: What a template is called with, but for the links.
@@ -37,8 +37,17 @@ class _Letter(Struct, frozen=True, gc=False):
     text: tuple[str, ...]
     html: tuple[str, ...] | None
     locale: str
-    #: Text and html as they go over the wire, as far as that is the same for all.
+    #: Text and html once more, ready for being sent; None where that depends on the links.
     printed: tuple[Printed | None, Printed | None] = (None, None)
+
+
+class Letter(Struct, frozen=True, gc=False):
+    """A rendered mail for one subscriber."""
+
+    subject: str
+    text: str | Filled
+    html: str | Filled | None
+    locale: str
 
 
 class Letters:
@@ -47,7 +56,9 @@ class Letters:
         self._until = 0.0
         self._letters: dict[Hashable, _Letter | None] = {}
 
-    def write(self, key: Hashable, links: Mapping[str, str], render: Render) -> Rendered | TemplateProblem:
+    def write(
+        self, key: Hashable, links: Mapping[str, str], render: Render
+    ) -> Letter | Rendered | TemplateProblem:
         """What `render` would give for these links. Those who share a key share all other variables."""
         self._forget_the_old()
         if key not in self._letters:
@@ -98,21 +109,18 @@ def _pieces(text: str, links: Mapping[str, str], written: Callable[[str], str]) 
     return tuple(parts[:-1])
 
 
-def _fill(letter: _Letter, links: Mapping[str, str]) -> Rendered:
-    text = _joined(letter.text, links)
+def _fill(letter: _Letter, links: Mapping[str, str]) -> Letter:
+    printed_text, printed_html = letter.printed
+    text = _joined(letter.text, links, printed_text)
     if letter.html is None:
-        return Rendered(letter.subject, text, None, letter.locale)
+        return Letter(letter.subject, text, None, letter.locale)
     escaped = {name: str(escape(link)) for name, link in links.items()}
-    html = _joined(letter.html, escaped)
-    return Rendered(letter.subject, text, html, letter.locale, _shared(letter, links, escaped))
+    return Letter(letter.subject, text, _joined(letter.html, escaped, printed_html), letter.locale)
 
 
-def _shared(letter: _Letter, links: Mapping[str, str], escaped: Mapping[str, str]) -> SharedParts | None:
-    text, html = letter.printed
-    return None if text is None or html is None else SharedParts(Filled(text, links), Filled(html, escaped))
-
-
-def _joined(pieces: tuple[str, ...], links: Mapping[str, str]) -> str:
+def _joined(pieces: tuple[str, ...], links: Mapping[str, str], printed: Printed | None) -> str | Filled:
+    if printed is not None:
+        return Filled(printed, links)
     parts = list(pieces)
     parts[1::2] = [links[name] for name in pieces[1::2]]
     return "".join(parts)

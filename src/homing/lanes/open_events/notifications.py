@@ -13,6 +13,7 @@ from msgspec import Struct
 from homing.db import Database, Row, instant, load_queries
 from homing.db.patience import patiently
 from homing.db.store import SqlStore
+from homing.db.tally import Base, RunningTotal, by_state
 from homing.engine.coalesce import Batched
 from homing.engine.model import Claim, Monotonic, Settlement
 from homing.errors import DatabaseError
@@ -71,6 +72,7 @@ class Notifications(SqlStore[Notification]):
             parameters={**msgspec.structs.asdict(terms), "most_counted": _MOST_COUNTED},
         )
         self._monotonic = monotonic
+        self._total = RunningTotal(monotonic)
         #: How a notification stands now, by its id; many who ask at once cost one query.
         self.standing: Batched[int, Standing | None] = Batched(self._standings)
 
@@ -160,13 +162,10 @@ class Notifications(SqlStore[Notification]):
         return await self._ask(query, status=status, before=before, limit=limit)
 
     async def counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for row in await self._ask("counts"):
-            found[row["status"]] = found.get(row["status"], 0) + row["count"]
-        total = found.pop("total", 0)
-        counts = {state: found.get(state, 0) for state in STATES}
-        counts["sent"] = max(0, total - sum(counts.values()))
-        return counts
+        async def count(base: Base) -> Sequence[Row]:
+            return await self._ask("counts", known=base.known, upto=base.upto)
+
+        return by_state(await self._total.counted(count), STATES, rest="sent")
 
     async def oldest_due(self) -> float:
         """For how many seconds the first in the queue has been due."""
@@ -199,6 +198,13 @@ class Notifications(SqlStore[Notification]):
         rows = await self._ask("cancel", ids=_encode(ids).decode(), error=_CANCELLED)
         return sorted(row["id"] for row in rows)
 
+    async def send_now(self, ids: Sequence[int]) -> list[int]:
+        """Have notifications looked at at once that wait and that nobody has locked; the ids that were."""
+        waiting = [row["id"] for row in await self._ask("send_now", ids=_encode(ids).decode())]
+        if waiting:
+            self.database.announce(CHANNEL)
+        return sorted(waiting)
+
     async def ids_by_status(
         self, status: str, *, code: str | None = None, after: int = 0, limit: int = 1000
     ) -> list[int]:
@@ -210,7 +216,7 @@ class Notifications(SqlStore[Notification]):
 
 
 def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | None) -> Claim[Notification]:
-    id, fence, attempts, event_id, subscription_id, dedupe_key, has_error, claimed_at = row
+    id, fence, attempts, event_id, subscription_id, dedupe_key, has_error, claimed_at, age = row
     locked = instant(claimed_at)
     assert locked is not None, "a claimed row has a lock"
     item = Notification(
@@ -225,4 +231,6 @@ def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | N
         person[1] if person is not None else 0,
         person[2] if person is not None else 0,
     )
-    return Claim(id, fence, attempts, item)
+    return Claim(
+        id, fence, attempts, item, age=age, traceparent=event.trace_id if event is not None else None
+    )

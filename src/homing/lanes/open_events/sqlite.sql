@@ -97,7 +97,8 @@ WHERE notification_id IN (
     LIMIT :limit)
 RETURNING notification_id AS id, claim_seq AS fence, max(0, CAST(coalesce(fanout_attempts, 0) AS INTEGER)) AS attempts,
     open_event_id, subscription_id, CAST(dedupe_key AS TEXT) AS dedupe_key,
-    error IS NOT NULL AND CAST(coalesce(fanout_attempts, 0) AS INTEGER) > 0 AS has_error, locked_at AS claimed_at
+    error IS NOT NULL AND CAST(coalesce(fanout_attempts, 0) AS INTEGER) > 0 AS has_error, locked_at AS claimed_at,
+    (julianday('now') - coalesce(julianday(created_at), iso_julianday(created_at))) * 86400.0 AS age
 
 -- name: preview
 SELECT notification_id AS id
@@ -297,6 +298,13 @@ SET fanout_status = 'skipped', error = :error, locked_by = NULL, locked_at = NUL
 WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) = 'pending' AND {unlocked}
 RETURNING notification_id AS id
 
+-- name: send_now
+UPDATE open_event_notifications
+SET locked_by = NULL, locked_at = NULL, claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL,
+    due_at = NULL, due_attempts = NULL
+WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) = 'pending' AND {unlocked}
+RETURNING notification_id AS id
+
 -- name: pending_ids
 SELECT notification_id AS id
 FROM open_event_notifications
@@ -315,11 +323,9 @@ SELECT * FROM (
     SELECT lower(fanout_status), count(*) FROM open_event_notifications
     WHERE lower(fanout_status) IN ('skipped', 'failed', 'expired') GROUP BY 1)
 UNION ALL
--- Beyond 100,000 rows the ids tell, which have gaps only where rows were deleted.
-SELECT 'total', CASE WHEN max(notification_id) - min(notification_id) < 100000
-                     THEN (SELECT count(*) FROM open_event_notifications)
-                     ELSE coalesce(max(notification_id) - min(notification_id) + 1, 0) END
-FROM open_event_notifications
+SELECT 'total', :known + count(*) FROM open_event_notifications WHERE notification_id > :upto
+UNION ALL
+SELECT 'upto', max(notification_id) FROM open_event_notifications
 
 -- name: reasons
 SELECT lower(fanout_status) AS status,

@@ -82,7 +82,7 @@ def shown(row: Row) -> NotificationView:
         **_summary(row),
         dedupe_key=row["dedupe_key"],
         trace_id=row["trace_id"],
-        error=_error(row["error"]),
+        error=read_error(row["error"]),
         locked_at=_time(row["locked_at"]),
         claim_seq=row["claim_seq"] or 0,
         status_after=row["status_after"],
@@ -98,7 +98,7 @@ def shown(row: Row) -> NotificationView:
 
 
 def _summary(row: Row) -> Mapping[str, Any]:
-    error = _error(row["error"])
+    error = read_error(row["error"])
     return {
         "id": notification_id(row["id"]),
         "status": row["status"],
@@ -117,7 +117,7 @@ def _summary(row: Row) -> Mapping[str, Any]:
     }
 
 
-def _error(text: str | None) -> dict[str, Any] | None:
+def read_error(text: str | None) -> dict[str, Any] | None:
     if not text:
         return None
     try:

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from homing.app import Homing, opened
-from homing.brokers.base import Broker, Consumer, Message, Publication, Queue
+from homing.brokers.base import Broker, Consumer, Depth, Message, Publication, Queue
 from homing.engine.model import Failure
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
 from homing.lanes.dispatch_jobs.job import NewJob
@@ -101,6 +101,9 @@ class Troubled:
     async def depth(self, queue: Queue) -> int | None:
         return await self._broker.depth(queue)
 
+    async def measure(self, queue: Queue) -> Depth | None:
+        return await self._broker.measure(queue)
+
     async def check(self) -> Failure | None:
         return await self._broker.check()
 
@@ -117,6 +120,7 @@ class _TroubledConsumer:
         self.give_back = consumer.give_back
         self.extend = consumer.extend
         self.bury = consumer.bury
+        self.rest = consumer.rest
 
     async def receive(self, limit: int, wait: float) -> list[Message]:
         messages = await self._consumer.receive(limit, wait)

@@ -141,8 +141,8 @@ def _mail(message: MailMessage, recipients: Sequence[str]) -> dict[str, Any]:
         "Bcc": ", ".join(who.bcc),
         "ReplyTo": ", ".join(map(_mailbox, fields.reply_to(message))),
         # A mail without words is refused, so it gets a blank.
-        "TextBody": message.text or ("" if message.html else " "),
-        "HtmlBody": message.html,
+        "TextBody": message.whole_text or ("" if message.html else " "),
+        "HtmlBody": message.whole_html,
         "Metadata": fields.metadata(message, name=20, value=80, entries=10),
         "Attachments": [_attachment(one) for one in message.attachments],
     }

@@ -156,7 +156,7 @@ def _mailbox(mailbox: Address) -> dict[str, str]:
 
 def _content(message: MailMessage) -> list[dict[str, str]]:
     """The text first, as SendGrid wants it. An empty part is refused: a mail without words gets a blank."""
-    given = (("text/plain", message.text), ("text/html", message.html))
+    given = (("text/plain", message.whole_text), ("text/html", message.whole_html))
     parts = [{"type": kind, "value": value} for kind, value in given if value]
     return parts or [{"type": "text/plain", "value": " "}]
 

@@ -27,6 +27,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
 )
 
 CREDENTIALS = "dispatch_credentials"
+_COUNTED = 1000
 _SHOWN = ("algorithm", "name", "fingerprint", "created_at", "updated_at", "signing_key")
 _SEALED = (
     "bearer_token", "signing_secret", "signing_key", "fingerprint", "previous_bearer_token",
@@ -111,6 +112,31 @@ async def rotate(session: Session, given: Given) -> list[Columns]:
     return await describe(session, given) if found else []
 
 
+async def end_grace(session: Session, given: Given) -> list[Columns]:
+    """Only the new secrets count from now on."""
+    gone = dict.fromkeys((*(f"previous_{name}" for name in CURRENT), "previous_until"), GONE)
+    in_grace = {"_id": given["id"], "$expr": {"$gt": ["$previous_until", NOW]}}
+    found = await session.update_one(CREDENTIALS, in_grace, [{"$set": {**gone, "updated_at": NOW}}])
+    return await describe(session, given) if found else []
+
+
+async def uses(session: Session, given: Given) -> list[Columns]:
+    """Open jobs of each, counted up to a thousand."""
+    counts = [
+        {
+            "id": id,
+            "jobs": await session.collection(JOBS).count_documents(
+                {"credentials_id": id, "status": LIVE},
+                limit=_COUNTED,
+                hint="homing_job_credentials",
+                session=session.session,
+            ),
+        }
+        for id in decoded(given["ids"])
+    ]
+    return rows(counts)
+
+
 async def delete(session: Session, given: Given) -> list[Columns]:
     used = {"credentials_id": given["id"], "status": LIVE}
     if not given["force"] and await session.find(
@@ -141,6 +167,6 @@ async def _reseal(session: Session, one: Mapping[str, Any]) -> bool:
 QUERIES: Final[Mapping[str, Operation]] = {
     operation.__name__: operation
     for operation in (
-        draw_id, insert, describe, page, load, rotate, delete, count, sealed_after, reseal,
+        draw_id, insert, describe, page, load, rotate, end_grace, uses, delete, count, sealed_after, reseal,
     )
 }  # fmt: skip

@@ -51,6 +51,21 @@ WHERE id = :id
   AND signing_key IS :seen_signing_key
 RETURNING {shown}
 
+-- name: end_grace
+-- Only the new secrets count from now on.
+UPDATE dispatch_credentials
+SET previous_bearer_token = NULL, previous_signing_secret = NULL, previous_signing_key = NULL, previous_until = NULL,
+    updated_at = {now}
+WHERE id = :id AND previous_until > {now}
+RETURNING {shown}
+
+-- name: uses
+-- Open jobs of each, counted up to a thousand. A correlated LIMIT must be a constant.
+SELECT named.value AS id, (SELECT count(*) FROM (
+    SELECT 1 FROM dispatch_job AS j INDEXED BY homing_job_credentials
+    WHERE j.credentials_id = named.value AND j.status IN ('PENDING', 'FAILED', 'IN_PROGRESS') LIMIT 1000)) AS jobs
+FROM json_each(:ids) AS named
+
 -- name: delete
 DELETE FROM dispatch_credentials
 WHERE id = :id

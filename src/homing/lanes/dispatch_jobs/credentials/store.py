@@ -124,6 +124,20 @@ class Credentials:
         """Newest first; `before` is the id that the last page ended with."""
         return await self._run("page", before=before, limit=limit)
 
+    async def uses(self, ids: Sequence[int]) -> Mapping[int, int]:
+        """How many open jobs use them; a thousand are counted, no more."""
+        rows = await self._run("uses", ids=_encode(ids).decode()) if ids else []
+        return {row["id"]: row["jobs"] for row in rows}
+
+    async def end_grace(self, id: int) -> Row:
+        """From now on only the new secrets count; raises `NotAllowed` where there are no others."""
+        rows = await self._run("end_grace", id=id)
+        self._cache.forget(id)
+        if rows:
+            return rows[0]
+        await self.describe(id)
+        raise NotAllowed(f"the credentials {text_of(id)} have no previous secrets any more")
+
     async def delete(self, id: int, *, force: bool = False) -> None:
         """Raises `NotAllowed` while open jobs use them, unless forced; their attempts fail from then on."""
         deleted = await self._run("delete", id=id, force=force)

@@ -52,8 +52,10 @@ class ScheduleLane:
         return _POLICY
 
     async def attempt(self, claim: Claim[Due]) -> Outcome:
+        trace = self._telemetry.tracing.outgoing(claim.traceparent)
+        hint = encode(Hint(claim.id, claim.item.message_key))
         try:
-            failure = await self._publish(Publication(encode(Hint(claim.id, claim.item.message_key))))
+            failure = await self._publish(Publication(hint, trace=trace))
         except asyncio.CancelledError:
             # A consumer has taken the row, so the message is out; or a stop did not wait for the answer.
             self._tell(claim, "called_off")

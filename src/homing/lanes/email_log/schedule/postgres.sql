@@ -1,8 +1,9 @@
 -- email_log on PostgreSQL: the scheduling stage. What is due is claimed, published, and written down as queued.
 
 -- fragment: claimed
-e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.publish_failures AS deferrals, e.next_attempt_at AS due_at,
-    e.message_key
+e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.publish_failures AS deferrals,
+    -- A message that is queued is not delivered yet: the sending stage measures.
+    NULL AS age, e.traceparent, e.next_attempt_at AS due_at, e.message_key
 
 -- fragment: due
 -- Three kinds of rows, each a jump in the index (status, next_attempt_at): a failed one whose time has come; one

@@ -10,7 +10,8 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds * (1 << min(queue_count, 6))))
 
 -- fragment: claimed
-id, claim_seq AS fence, attempt_count AS attempts, publish_failures AS deferrals, next_attempt_at AS due_at, message_key
+id, claim_seq AS fence, attempt_count AS attempts, publish_failures AS deferrals, NULL AS age, traceparent,
+    next_attempt_at AS due_at, message_key
 
 -- fragment: fences
 batch AS MATERIALIZED (

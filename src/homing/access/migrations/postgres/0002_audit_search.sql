@@ -1,0 +1,3 @@
+-- Looking for what was done by its name, and for what was refused or failed, which is rare.
+CREATE INDEX homing_audit_action ON homing_audit (action, id);
+CREATE INDEX homing_audit_not_done ON homing_audit (id) WHERE outcome <> 'done';

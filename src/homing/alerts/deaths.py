@@ -1,0 +1,97 @@
+"""What died since the last look: taken up once each, whatever crashes in between."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+import msgspec
+
+from homing.alerts.store import AlertStore, Deaths
+from homing.db import Database, load_queries
+
+#: So many are counted in one step, and so many steps are made in one round.
+_BATCH, _STEPS = 5000, 20
+#: Of a lane that notes no deaths, so many of the newest dead are looked at.
+_NEWEST = 1000
+UNCLASSIFIED = "unclassified"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Feed(Protocol):
+    async def take_up(self) -> None: ...
+
+
+class NotedDeaths:
+    """Of a lane whose table notes who dies (`NNNN_deaths.sql`): marked there, counted here, deleted there."""
+
+    def __init__(
+        self, lane: str, database: Database, store: AlertStore, name_of: Callable[[int], str]
+    ) -> None:
+        self._lane, self._database, self._store, self._name_of = lane, database, store, name_of
+        self._queries = load_queries(f"homing.lanes.{lane}", database.dialect, "alerts")
+
+    async def take_up(self) -> None:
+        for _ in range(_STEPS):
+            (row,) = await self._database.fetch(self._queries["has_deaths"], {})
+            if not row["some"]:
+                return
+            await self._step()
+
+    async def _step(self) -> None:
+        given = {"batch": f"{self._lane}:{secrets.token_hex(8)}", "limit": _BATCH}
+        queries = [self._queries["mark_deaths"], self._queries["marked_deaths"]]
+        _, rows = await self._database.fetch_all(queries, given)
+        for batch, group in groupby(rows, key=lambda row: str(row["batch"])):
+            await self._store.count_deaths(batch, [self._deaths(row) for row in group])
+            await self._database.fetch(self._queries["drop_deaths"], {"batch": batch})
+
+    def _deaths(self, row: Any) -> Deaths:
+        return deaths_of(self._lane, row["error"], row["count"], self._name_of(row["example"]))
+
+
+class FoundDeaths:
+    """Of a lane whose table is another program's: the newest dead, but those that were there before."""
+
+    def __init__(self, lane: str, database: Database, store: AlertStore) -> None:
+        self._lane, self._database, self._store = lane, database, store
+        self._query = load_queries(f"homing.lanes.{lane}", database.dialect, "alerts")["newest_dead"]
+
+    async def take_up(self) -> None:
+        rows = await self._database.fetch(self._query, {"limit": _NEWEST})
+        # One that was requeued and died again was tried at another time.
+        found = {f"{row['id']}@{row['last_attempt_at']}": row for row in rows}
+        known = await self._store.seen(self._lane)
+        if known is None:
+            # What lay there before anybody looked is no news.
+            await self._store.note_seen(self._lane, 0, list(found), [])
+            return
+        fresh = [row for key, row in found.items() if key not in known.keys]
+        if fresh or len(found) != len(known.keys):
+            await self._store.note_seen(self._lane, known.revision, list(found), self._deaths(fresh))
+
+    def _deaths(self, rows: Sequence[Any]) -> list[Deaths]:
+        codes = {row["id"]: _code(row["error"]) for row in rows}
+        newest = {codes[row["id"]]: row["id"] for row in reversed(rows)}
+        return [
+            deaths_of(self._lane, code, count, f"notification_{newest[code]}")
+            for code, count in Counter(codes.values()).items()
+        ]
+
+
+def deaths_of(lane: str, error: str | None, count: int, example: str) -> Deaths:
+    word = error or UNCLASSIFIED
+    return Deaths(f"dead:{lane}:{word}", {"lane": lane, "error": word, "example": example}, count)
+
+
+def _code(error: str | None) -> str:
+    """Another program may have written what is no JSON."""
+    try:
+        found: Mapping[str, Any] = msgspec.json.decode(error or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return UNCLASSIFIED
+    return str(found.get("code") or UNCLASSIFIED)

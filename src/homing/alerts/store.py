@@ -1,0 +1,169 @@
+"""The tables of alerts, always in the main database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.alerts.rules import Cause, Event, Kind
+from homing.alerts.words import Told
+from homing.db import Database, Row, instant, iso, load_queries
+
+_MOST_WAITING = 100
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Deaths(Struct, frozen=True):
+    """Messages that died of the same."""
+
+    cause: str
+    facts: Mapping[str, Any]
+    count: int
+
+
+class Known(Struct, frozen=True):
+    revision: int
+    keys: frozenset[str]
+
+
+class Moment(Struct, frozen=True):
+    now: datetime
+    #: How many alerts were raised in the last hour.
+    told: int
+
+
+class Waiting(Struct, frozen=True):
+    """An alert that is still to become a mail or a webhook."""
+
+    alert: Told
+    ways: tuple[str, ...]
+
+
+class AlertStore:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._queries = load_queries(__package__ or "", database.dialect)
+
+    async def run(self, name: str, **parameters: Any) -> Sequence[Row]:
+        return await self.database.fetch(self._queries[name], parameters)
+
+    # ── who looks ────────────────────────────────────────────────────────────────────────────────
+
+    async def take_watch(self, holder: str, seconds: float) -> bool:
+        """Read first: to write is left to one process, or to whoever follows it."""
+        rows = await self.run("watch")
+        if rows and rows[0]["held"] and rows[0]["holder"] != holder:
+            return False
+        return bool(await self.run("take_watch", holder=holder, seconds=seconds))
+
+    async def leave_watch(self, holder: str) -> None:
+        await self.run("leave_watch", holder=holder)
+
+    # ── what is wrong ────────────────────────────────────────────────────────────────────────────
+
+    async def moment(self) -> Moment:
+        (row,) = await self.run("now")
+        return Moment(_time(row["now"]), row["told"])
+
+    async def causes(self, others: Sequence[str] = ()) -> dict[str, Cause]:
+        """What is not quiet, and those that are named."""
+        rows = await self.run("causes", causes=_encode(others).decode())
+        return {row["cause"]: cause_of(row) for row in rows}
+
+    async def count_deaths(self, batch: str, deaths: Sequence[Deaths]) -> None:
+        await self.run("count_deaths", batch=batch, deaths=_encode(deaths).decode())
+
+    async def seen(self, lane: str) -> Known | None:
+        rows = await self.run("seen", lane=lane)
+        return Known(rows[0]["revision"], frozenset(msgspec.json.decode(rows[0]["seen"]))) if rows else None
+
+    async def note_seen(
+        self, lane: str, revision: int, keys: Sequence[str], deaths: Sequence[Deaths]
+    ) -> None:
+        """One transaction; the number of the look is the batch, so that of two who looked one counts."""
+        steps = [self._queries["count_deaths"], self._queries["note_seen"]]
+        given = {
+            "batch": f"{lane}:look:{revision}",
+            "deaths": _encode(deaths).decode(),
+            "lane": lane,
+            "revision": revision,
+            "seen": _encode(keys).decode(),
+        }
+        await self.database.fetch_all(steps, given)
+
+    async def tell(self, cause: Cause, event: Event | None, ways: Sequence[str]) -> None:
+        """Write a verdict, and the alert with it; nothing where somebody else was first."""
+        await self.run(
+            "tell",
+            cause=cause.cause,
+            kind=cause.kind,
+            state=cause.state,
+            since=self._moment(cause.since),
+            facts=_encode(cause.facts).decode(),
+            pending=cause.pending,
+            level=cause.level,
+            told=_encode({level: iso(at) for level, at in cause.told.items()}).decode(),
+            revision=cause.revision,
+            event=event,
+            alert_facts=_encode(cause.facts).decode(),
+            ways=_encode(ways).decode(),
+        )
+
+    async def tell_test(self, ways: Sequence[str]) -> int:
+        (row,) = await self.run("tell_test", ways=_encode(ways).decode())
+        return int(row["id"])
+
+    async def forget(self) -> None:
+        await self.run("forget")
+
+    # ── what people are told ─────────────────────────────────────────────────────────────────────
+
+    async def waiting(self) -> list[Waiting]:
+        rows = await self.run("waiting", limit=_MOST_WAITING)
+        return [Waiting(told_of(row), tuple(msgspec.json.decode(row["ways"]))) for row in rows]
+
+    async def hand_over(self, id: int, mail_id: int | None, job_id: int | None) -> None:
+        await self.run("hand_over", id=id, mail_id=mail_id, job_id=job_id)
+
+    def _moment(self, moment: datetime) -> datetime | str | None:
+        return iso(moment) if self.database.dialect == "sqlite" else moment
+
+
+def cause_of(row: Row) -> Cause:
+    told: dict[str, str] = msgspec.json.decode(row["told"])
+    kind: Kind = row["kind"]
+    return Cause(
+        cause=row["cause"],
+        kind=kind,
+        since=_time(row["since"]),
+        state=row["state"],
+        facts=msgspec.json.decode(row["facts"]),
+        pending=row["pending"],
+        level=row["level"],
+        told={level: _time(at) for level, at in told.items()},
+        silenced=bool(row["silenced"]),
+        revision=row["revision"],
+    )
+
+
+def told_of(row: Row) -> Told:
+    return Told(
+        row["id"],
+        row["cause"],
+        row["kind"],
+        row["event"],
+        msgspec.json.decode(row["facts"]),
+        _time(row["at"]),
+    )
+
+
+def _time(value: datetime | str) -> datetime:
+    moment = instant(value)
+    if moment is None:
+        raise TypeError("the column is NOT NULL")
+    return moment

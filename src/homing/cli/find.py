@@ -1,0 +1,96 @@
+"""`homing find`: messages of all lanes by a query line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
+from homing.cli.tables import Column, listing
+from homing.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from homing.desk.view import MessagePage
+    from homing.settings import Settings
+
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Line = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="QUERY", help="Such as 'status:dead type:order.* meta.tenantId:acme since:2h'."),
+]
+
+
+def find(
+    query: Line = None,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=200)] = 20,
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Go on where another page ended.")] = None,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """Mails, emails, notifications and jobs in one list, newest first, by a query line."""
+    settings = settings_from(config, database_url=database_url)
+    page = run_async(_find(settings, " ".join(query or ()), limit, cursor))
+    if json:
+        print_json(page)
+    else:
+        print_table(_listing(page) if page.items else "nothing is found")
+        _tell(page)
+
+
+async def _find(settings: Settings, line: str, limit: int, cursor: str | None) -> MessagePage:
+    from datetime import UTC, datetime
+
+    from homing.app import opened
+    from homing.desk.model import Wanted
+    from homing.desk.query import read, told
+    from homing.desk.view import page_view
+
+    wanted = read(line, datetime.now(UTC))
+    if not isinstance(wanted, Wanted):
+        better = f"; write: homing find '{wanted.mended}'" if wanted.mended else ""
+        raise InvalidRequest(f"{told(wanted)}{better}", "query")
+    async with opened(settings) as homing:
+        # Whoever has the database may read it all.
+        found = await homing.desk.find(wanted, cursor=cursor, limit=limit, may=lambda _scope: True)
+        return page_view(found, wanted)
+
+
+_COLUMNS = (
+    Column("id", whole=True),
+    Column("lane", rank=5, whole=True),
+    Column("state", whole=True),
+    Column("what"),
+    Column("to", rank=2),
+    Column("attempts", rank=4, right=True),
+    Column("error", rank=1),
+    Column("created", rank=3, whole=True),
+)
+
+
+def _listing(page: MessagePage) -> Table:
+    return listing(
+        _COLUMNS,
+        [
+            (m.id, m.lane, m.state, m.title, m.to, str(m.attempts), m.error or "", m.created_at)
+            for m in page.items
+        ],
+    )
+
+
+def _tell(page: MessagePage) -> None:
+    for note in page.notes:
+        _err.print(note, style="yellow")
+    if page.looked_at is not None:
+        _err.print(f"no index serves this: {page.looked_at:,} messages were looked through", style="dim")
+    if page.next is not None:
+        _err.print(f"there may be more: --cursor {page.next}", style="dim")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(find)

@@ -1,0 +1,296 @@
+"""Bulk runs: one verb on all messages that a query line means. Here they are ordered, looked at and stopped.
+
+A run is a row. Any process of Homing takes it up (`bulk_runner.py`), does it in short batches, and writes
+down after each how far it came. It means what was there when it was ordered, so it comes to an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from homing.access.audit import AuditLog, Entry, as_text
+from homing.db import Database, Row, instant, load_queries
+from homing.desk import query
+from homing.desk.model import LANES, LaneDesk, LaneName, Verb, Wanted
+from homing.errors import Forbidden, InvalidRequest, NotFound
+
+RunState = Literal["counting", "running", "done", "cancelled", "failed"]
+#: Whether somebody has a scope.
+May = Callable[[str], bool]
+
+#: Announced when there is something to do or to stop.
+CHANNEL: Final = "homing_bulk_run"
+VERBS: Final[tuple[Verb, ...]] = ("requeue", "cancel", "send_now")
+#: In a sentence: "cannot be …".
+PARTICIPLES: Final[Mapping[Verb, str]] = {
+    "requeue": "requeued",
+    "cancel": "cancelled",
+    "send_now": "sent now",
+}
+#: Of each lane so many are counted; when there are more, the total says "at least".
+MOST_COUNTED: Final = 1_000_000
+#: Seconds that a count may take before it is left at "at least".
+_LONGEST_COUNT = 3.0
+_OPEN_STATES = frozenset({"counting", "running"})
+_LAST = 2**63 - 1
+#: SQLite writes times to the millisecond: what was made in the very same one is meant, too.
+_A_MOMENT = timedelta(milliseconds=1)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Asker(Struct, frozen=True):
+    """Who orders a run or stops one."""
+
+    #: As the audit log names it.
+    who: str
+    may: May
+    address: str | None = None
+
+
+class Counted(Struct, frozen=True):
+    """How many messages a verb would change."""
+
+    total: int
+    #: There are more, or counting took too long: the total is what is known of.
+    is_estimate: bool
+    lanes: Mapping[LaneName, int]
+
+
+class BulkRun(Struct, frozen=True):
+    """One run, as it stands."""
+
+    id: int
+    verb: Verb
+    query: str
+    lanes: tuple[LaneName, ...]
+    created_by: str
+    created_at: datetime
+    state: RunState
+    #: None until it is counted.
+    total: int | None
+    is_estimate: bool
+    done: int
+    #: Were in no state for it any more when their turn came.
+    skipped: int
+    #: Were refused by their database.
+    failed: int
+    #: When it began to act.
+    started_at: datetime | None
+    updated_at: datetime
+    #: When the last of it was written down.
+    finished_at: datetime | None
+    last_error: str | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in _OPEN_STATES
+
+    @property
+    def processed(self) -> int:
+        return self.done + self.skipped + self.failed
+
+    @property
+    def share(self) -> float | None:
+        """From 0 to 1; None while nobody knows."""
+        if self.state == "done":
+            return 1.0
+        if self.total is None:
+            return None
+        return min(1.0, self.processed / self.total) if self.total else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has been acting."""
+        if self.started_at is None:
+            return 0.0
+        return max(0.0, ((self.finished_at or self.updated_at) - self.started_at).total_seconds())
+
+    @property
+    def speed(self) -> float | None:
+        """Messages a second."""
+        return self.processed / self.seconds if self.seconds and self.processed else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        if self.is_over or self.total is None or self.speed is None:
+            return None
+        return max(0, self.total - self.processed) / self.speed
+
+
+def run_of(row: Row) -> BulkRun:
+    moments = {name: instant(row[name]) for name in _MOMENTS}
+    plain = {name: row[name] for name in _PLAIN}
+    lanes = msgspec.json.decode(row["lanes"], type=tuple[LaneName, ...])
+    return BulkRun(**plain, **moments, lanes=lanes, is_estimate=bool(row["is_estimate"]))  # type: ignore[arg-type]  # NOT NULL where the struct says so
+
+
+_MOMENTS = ("created_at", "started_at", "updated_at", "finished_at")
+_PLAIN = tuple(set(BulkRun.__struct_fields__) - {*_MOMENTS, "lanes", "is_estimate"})
+
+
+class BulkRuns:
+    def __init__(
+        self,
+        database: Database,
+        lanes: Mapping[LaneName, LaneDesk],
+        audit: AuditLog,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.database, self.lanes, self.audit = database, lanes, audit
+        self._queries = load_queries(__package__ or "", database.dialect, "bulk")
+        self._clock = clock
+
+    async def run(self, name: str, **parameters: Any) -> Sequence[Row]:
+        """Run a query by name."""
+        return await self.database.fetch(self._queries[name], parameters)
+
+    # ── which ────────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, line: str) -> Wanted:
+        """What a query line means; raises in words for whoever wrote it."""
+        wanted = query.read(line, self._clock())
+        if isinstance(wanted, query.Mistake):
+            raise InvalidRequest(f"query: {wanted.message}", "query")
+        if wanted == Wanted():
+            raise InvalidRequest(
+                "query: is empty, which would mean every message; say at least lane: or status:", "query"
+            )
+        return wanted
+
+    def plan(self, wanted: Wanted, verb: Verb) -> dict[LaneName, Wanted]:
+        """For each lane that has such messages in a state for the verb: which of its messages."""
+        found = {name: _narrowed(self.lanes[name], wanted, verb) for name in self._named(wanted)}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _named(self, wanted: Wanted) -> list[LaneName]:
+        return [name for name in LANES if name in wanted.lanes and name in self.lanes]
+
+    def _allowed_plan(self, wanted: Wanted, verb: Verb, may: May) -> dict[LaneName, Wanted]:
+        plan = self.plan(wanted, verb)
+        if not plan:
+            raise InvalidRequest(f"query: names nothing that can be {PARTICIPLES[verb]}", "query")
+        for name in plan:
+            _require(may, self.lanes[name].scope, name, several=len(plan) > 1)
+        return plan
+
+    # ── how many ─────────────────────────────────────────────────────────────────────────────────
+
+    async def count(self, wanted: Wanted, verb: Verb, may: May) -> Counted:
+        """How many messages would be changed now."""
+        return await self.count_planned(self._allowed_plan(wanted, verb, may))
+
+    async def count_planned(self, plan: Mapping[LaneName, Wanted]) -> Counted:
+        counts = {name: await self._count_lane(name, wanted) for name, wanted in plan.items()}
+        known = {name: min(count or 0, MOST_COUNTED) for name, count in counts.items()}
+        is_estimate = any(count is None or count > MOST_COUNTED for count in counts.values())
+        return Counted(sum(known.values()), is_estimate, known)
+
+    async def _count_lane(self, name: LaneName, wanted: Wanted) -> int | None:
+        """None when it takes too long."""
+        try:
+            async with asyncio.timeout(_LONGEST_COUNT):
+                return await self.lanes[name].count(wanted, most=MOST_COUNTED + 1)
+        except TimeoutError:
+            return None
+
+    # ── order and stop ───────────────────────────────────────────────────────────────────────────
+
+    async def start(self, line: str, verb: Verb, asker: Asker) -> BulkRun:
+        """Order a run; some process of Homing takes it up within a second."""
+        wanted = self.read(line)
+        # As it is now: `since:2h` means the same two hours also when another process reads it later.
+        fixed = query.write(wanted)
+        try:
+            plan = self._allowed_plan(wanted, verb, asker.may)
+        except Forbidden as why:
+            await self._note(asker, "bulk.start", None, "refused", verb=verb, query=fixed, why=str(why))
+            raise
+        lanes = _encode(list(plan)).decode()
+        rows = await self.run("create", verb=verb, query=fixed, lanes=lanes, created_by=asker.who)
+        run = run_of(rows[0])
+        await self._note(asker, "bulk.start", run.id, verb=verb, query=fixed, lanes=list(plan))
+        self.database.announce(CHANNEL)
+        return run
+
+    async def cancel(self, id: int, asker: Asker) -> BulkRun:
+        """Stop it after the batch that is under way. What was done stays done."""
+        run = await self.existing(id)
+        for name in run.lanes:
+            _require(asker.may, self.lanes[name].scope, name, several=len(run.lanes) > 1)
+        rows = await self.run("cancel", id=id)
+        if rows:
+            await self._note(asker, "bulk.cancel", id)
+            self.database.announce(CHANNEL)
+        return await self.existing(id)
+
+    async def _note(
+        self,
+        asker: Asker,
+        action: str,
+        id: int | None,
+        outcome: Literal["done", "refused"] = "done",
+        **detail: Any,
+    ) -> None:
+        object = None if id is None else f"bulk_{id}"
+        await self.audit.write(Entry(asker.who, action, object, asker.address, detail or None, outcome))
+
+    async def finish(self, id: int, fence: int, state: str, error: str | None, entry: Entry) -> Sequence[Row]:
+        """The end of a run and its entry in the audit log, in one transaction."""
+        given = {"id": id, "fence": fence, "state": state, "error": error, "audit": as_text(entry)}
+        steps = [self._queries["finish"], self.audit.statement]
+        return (await self.database.fetch_all(steps, given))[0]
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, id: int) -> BulkRun | None:
+        rows = await self.run("get", id=id)
+        return run_of(rows[0]) if rows else None
+
+    async def existing(self, id: int) -> BulkRun:
+        run = await self.get(id)
+        if run is None:
+            raise NotFound(f"there is no bulk run {id}")
+        return run
+
+    async def page(self, *, before: int | None = None, limit: int = 20) -> list[BulkRun]:
+        """Newest first; `before` is the id that the last page ended with."""
+        rows = await self.run("page", before=_LAST if before is None else before, limit=limit)
+        return [run_of(row) for row in rows]
+
+
+def planned(runs: BulkRuns, run: BulkRun) -> dict[LaneName, Wanted]:
+    """What a run means: what its line says, of what was there when it was ordered."""
+    wanted = runs.read(run.query)
+    bound = run.created_at + _A_MOMENT
+    until = bound if wanted.until is None else min(wanted.until, bound)
+    plan = runs.plan(msgspec.structs.replace(wanted, until=until), run.verb)
+    # The lanes that were allowed then, whatever this version would make of the line.
+    return {name: one for name, one in plan.items() if name in run.lanes}
+
+
+def _narrowed(lane: LaneDesk, wanted: Wanted, verb: Verb) -> Wanted | None:
+    """Of what is wanted, those messages of a lane that are in a state for the verb; None if none can be."""
+    named = bool(wanted.phases or wanted.states)
+    states = tuple(
+        state
+        for state in lane.from_states.get(verb, ())
+        if not named or state in wanted.states or lane.phases[state] in wanted.phases
+    )
+    if not states:
+        return None
+    return msgspec.structs.replace(wanted, lanes=(lane.name,), phases=(), states=states)
+
+
+def _require(may: May, scope: str, lane: LaneName, *, several: bool) -> None:
+    for needed in (f"{scope}:read", f"{scope}:operate"):
+        if not may(needed):
+            hint = "; name the lanes that are meant, such as lane:mail_outbox" if several else ""
+            raise Forbidden(f"messages of {lane} are among these, which needs the scope {needed}{hint}")

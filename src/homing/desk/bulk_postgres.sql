@@ -1,0 +1,86 @@
+-- Bulk runs on PostgreSQL. Time is the database's everywhere.
+
+-- fragment: run
+id, verb, query, lanes::text AS lanes, created_by, created_at, state, total, is_estimate, done, skipped, failed,
+    started_at, updated_at, finished_at, last_error
+
+-- fragment: ours
+id = :id AND claim_seq = :fence AND finished_at IS NULL
+
+-- name: create
+INSERT INTO homing_bulk_run (verb, query, lanes, created_by)
+VALUES (:verb, :query, :lanes::text::json, :created_by)
+RETURNING {run}
+
+-- name: get
+SELECT {run} FROM homing_bulk_run WHERE id = :id
+
+-- name: page
+SELECT {run} FROM homing_bulk_run WHERE id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: cancel
+-- Whoever works on it sees it after the batch that is under way, and writes down what that did.
+UPDATE homing_bulk_run SET state = 'cancelled', updated_at = now()
+WHERE id = :id AND state IN ('counting', 'running')
+RETURNING {run}
+
+-- name: waiting
+SELECT id FROM homing_bulk_run
+WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at < now())
+  AND id = coalesce(:id::bigint, id)
+ORDER BY id LIMIT 1
+
+-- name: claim
+WITH free AS MATERIALIZED (
+    SELECT id FROM homing_bulk_run
+    WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at < now())
+      AND id = coalesce(:id::bigint, id)
+    ORDER BY id LIMIT 1
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE homing_bulk_run AS r
+SET claim_seq = r.claim_seq + 1, locked_by = :owner,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds)
+FROM free WHERE r.id = free.id
+RETURNING r.id, r.verb, r.query, r.lanes::text AS lanes, r.created_by, r.created_at, r.state, r.total, r.is_estimate,
+    r.done, r.skipped, r.failed, r.started_at, r.updated_at, r.finished_at, r.last_error,
+    r.claim_seq AS fence, r.progress::text AS progress, r.troubles
+
+-- name: standing
+SELECT state FROM homing_bulk_run WHERE {ours}
+
+-- name: counted
+UPDATE homing_bulk_run
+SET total = :total, is_estimate = :is_estimate, started_at = now(), updated_at = now(),
+    state = CASE state WHEN 'counting' THEN 'running' ELSE state END,
+    lease_expires_at = now() + make_interval(secs => :lease_seconds)
+WHERE {ours}
+RETURNING state
+
+-- name: advance
+UPDATE homing_bulk_run
+SET done = done + :done, skipped = skipped + :skipped, failed = failed + :failed, progress = :progress::text::json,
+    last_error = coalesce(:error::text, last_error), troubles = 0, updated_at = now(),
+    lease_expires_at = now() + make_interval(secs => :lease_seconds)
+WHERE {ours}
+RETURNING state
+
+-- name: renew
+UPDATE homing_bulk_run SET lease_expires_at = now() + make_interval(secs => :lease_seconds)
+WHERE {ours}
+RETURNING state
+
+-- name: release
+UPDATE homing_bulk_run
+SET locked_by = NULL, lease_expires_at = now() + make_interval(secs => :delay), updated_at = now(),
+    last_error = coalesce(:error::text, last_error),
+    troubles = CASE WHEN :error::text IS NULL THEN 0 ELSE troubles + 1 END
+WHERE {ours}
+RETURNING id
+
+-- name: finish
+UPDATE homing_bulk_run
+SET state = CASE state WHEN 'cancelled' THEN state ELSE :state END, last_error = coalesce(:error::text, last_error),
+    finished_at = now(), updated_at = now(), locked_by = NULL, lease_expires_at = NULL
+WHERE {ours}
+RETURNING {run}

@@ -1,0 +1,161 @@
+"""What lanes do alike with many messages at once: dead letters by what they died of, walks for a bulk run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from homing.db import Database, Row, load_queries
+from homing.db.conditions import readable
+from homing.desk.model import DeadGroup, LaneName, Wanted
+from homing.engine.likeness import code_like, likeness
+
+#: Of a lane without an index by error so many of the newest dead are looked at, and of these so many read.
+MOST_LOOKED_AT: Final = 20_000
+MOST_READ: Final = 1_000
+#: Of a lane with one, so many of each error are counted, and so many read.
+MOST_COUNTED: Final = 100_000
+MOST_READ_OF_EACH: Final = 100
+#: Codes that are told apart by the database, and groups that are shown.
+MOST_CODES: Final = 2_000
+_MOST_GROUPS = 200
+_MOST_KINDS = 5
+_LONGEST_EXAMPLE = 500
+
+
+class Cause(Struct, frozen=True):
+    """What the database tells of those that died of one code."""
+
+    code: str | None
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+    #: The number of the newest, and what is written of it.
+    newest: int
+    text: str
+    is_lower_bound: bool
+
+
+def cause_of(row: Row, *, is_lower_bound: bool, words: Callable[[str], str] = str) -> Cause:
+    return Cause(
+        row["code"] or None,
+        row["count"],
+        readable(row["first_at"]),
+        readable(row["last_at"]),
+        row["newest"],
+        words(row["text"] or ""),
+        is_lower_bound,
+    )
+
+
+def groups_of(
+    lane: LaneName,
+    causes: Sequence[Cause],
+    said: Mapping[str | None, Sequence[str]],
+    *,
+    id_of: Callable[[int], str],
+    targets: Mapping[str | None, str] | None = None,
+) -> list[DeadGroup]:
+    """The largest first. Codes that another program wrote with numbers or names in them fall together."""
+    alike: dict[str | None, list[Cause]] = defaultdict(list)
+    for cause in causes:
+        alike[_alike(cause.code)].append(cause)
+    kinds, going = _kinds(said), targets or {}
+    groups = [
+        msgspec.structs.replace(
+            _group(lane, error, some, id_of), kinds=kinds.get(error, ()), target=going.get(error)
+        )
+        for error, some in alike.items()
+    ]
+    return sorted(groups, key=lambda group: (-group.count, group.error or ""))[:_MOST_GROUPS]
+
+
+def _alike(code: str | None) -> str | None:
+    return None if code is None else code_like(code)
+
+
+def _kinds(said: Mapping[str | None, Sequence[str]]) -> Mapping[str | None, tuple[tuple[str, int], ...]]:
+    found: dict[str | None, Counter[str]] = defaultdict(Counter)
+    for code, texts in said.items():
+        # Most say the same to the letter, so each text is looked at once.
+        for text, count in Counter(texts).items():
+            found[_alike(code)][likeness(text)] += count
+    return {error: tuple(counts.most_common(_MOST_KINDS)) for error, counts in found.items()}
+
+
+def _group(
+    lane: LaneName, error: str | None, causes: Sequence[Cause], id_of: Callable[[int], str]
+) -> DeadGroup:
+    newest = max(causes, key=lambda cause: cause.newest)
+    return DeadGroup(
+        lane,
+        error,
+        sum(cause.count for cause in causes),
+        min((cause.first_at for cause in causes if cause.first_at is not None), default=None),
+        max((cause.last_at for cause in causes if cause.last_at is not None), default=None),
+        newest.text[:_LONGEST_EXAMPLE],
+        id_of(newest.newest),
+        is_lower_bound=any(cause.is_lower_bound for cause in causes),
+    )
+
+
+class Way(Protocol):
+    """Through the messages that are meant."""
+
+    async def numbers(self, after: int | None, limit: int) -> list[int]: ...
+
+    async def count(self, most: int) -> int: ...
+
+
+class Walked(ABC):
+    """Counts the messages of a lane that are meant, and walks through them."""
+
+    def __init__(self, database: Database, package: str) -> None:
+        self._database = database
+        self._dead_queries = load_queries(package, database.dialect, "desk_dead")
+
+    @abstractmethod
+    def _walk(self, wanted: Wanted, *, newest_first: bool) -> Way | None:
+        """Through those that are meant; None when there can be none."""
+
+    async def count(self, wanted: Wanted, *, most: int) -> int:
+        walk = self._walk(wanted, newest_first=False)
+        return await walk.count(most) if walk is not None else 0
+
+    async def numbers(
+        self, wanted: Wanted, *, after: int | None, limit: int, newest_first: bool = False
+    ) -> Sequence[int]:
+        walk = self._walk(wanted, newest_first=newest_first)
+        return await walk.numbers(after, limit) if walk is not None else []
+
+    async def _ask(self, name: str, **parameters: Any) -> Sequence[Row]:
+        return await self._database.fetch(self._dead_queries[name], parameters)
+
+
+class DeadByText(Walked):
+    """Of a lane without an index by error: the newest dead are told apart by what is written of them."""
+
+    name: LaneName
+
+    @abstractmethod
+    def _id_of(self, number: int) -> str: ...
+
+    def _words(self, text: str) -> str:
+        """What a person reads, of what is written."""
+        return text
+
+    async def dead_groups(self) -> Sequence[DeadGroup]:
+        rows = await self._ask("dead_codes", most=MOST_LOOKED_AT, codes=MOST_CODES)
+        causes = [
+            cause_of(row, is_lower_bound=row["looked"] >= MOST_LOOKED_AT, words=self._words) for row in rows
+        ]
+        said: dict[str | None, list[str]] = defaultdict(list)
+        for row in await self._ask("dead_words", most=MOST_READ) if rows else ():
+            said[row["code"] or None].append(self._words(row["text"] or ""))
+        return groups_of(self.name, causes, said, id_of=self._id_of)

@@ -1,0 +1,202 @@
+"""The messages of all lanes as one list, and one message by its id, whichever lane it is in."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from homing.desk.model import (
+    DeadGroup,
+    Detail,
+    LaneDesk,
+    LaneName,
+    MailParts,
+    Seen,
+    Summary,
+    Wanted,
+)
+from homing.errors import DatabaseError, Forbidden, InvalidRequest
+
+Answer = TypeVar("Answer")
+May = Callable[[str], bool]
+
+MOST_ROWS: Final = 200
+#: A lane that takes longer is left out, and the page says so: the others are not kept waiting.
+_PATIENCE = 5.0
+
+
+class Found(Struct, frozen=True):
+    """A page of messages, newest first."""
+
+    rows: Sequence[Summary]
+    #: What to give as cursor to go on; None at the end.
+    next: str | None
+    #: How many rows were looked through, where no index serves the question and the page is not full.
+    looked_at: int | None = None
+    #: What is not in it, in sentences: a lane whose database is away.
+    notes: tuple[str, ...] = ()
+
+
+class DeadGroups(Struct, frozen=True):
+    groups: Sequence[DeadGroup]
+    notes: tuple[str, ...] = ()
+
+
+class Cursor(Struct, frozen=True, array_like=True):
+    """Where each lane stands. One that is not in it has been read to its end."""
+
+    filter: str
+    positions: Mapping[LaneName, int | None]
+
+
+class Desk:
+    def __init__(self, lanes: Mapping[LaneName, LaneDesk]) -> None:
+        self.lanes = lanes
+
+    # ── many ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def find(self, wanted: Wanted, *, cursor: str | None = None, limit: int = 50, may: May) -> Found:
+        """The next page, of the lanes that whoever asks may read."""
+        begun = read_cursor(cursor, wanted) if cursor is not None else None
+        positions = self._positions(wanted, begun, may)
+        limit = max(1, min(limit, MOST_ROWS))
+        looks = {
+            name: self.lanes[name].find(wanted, before=before, limit=limit)
+            for name, before in positions.items()
+        }
+        seen, notes = await _all_of(looks)
+        rows = merged(seen, limit)
+        following = _following(positions, seen, rows)
+        looked = [one.looked_at for one in seen.values() if one.looked_at is not None]
+        return Found(
+            rows,
+            _written(Cursor(_digest(wanted), following)) if following else None,
+            sum(looked) if looked and len(rows) < limit else None,
+            notes,
+        )
+
+    def _positions(self, wanted: Wanted, begun: Cursor | None, may: May) -> dict[LaneName, int | None]:
+        readable = [
+            name for name, lane in self.lanes.items() if name in wanted.lanes and may(f"{lane.scope}:read")
+        ]
+        if begun is None:
+            return dict.fromkeys(readable)
+        return {name: begun.positions[name] for name in readable if name in begun.positions}
+
+    async def dead_groups(self, *, may: May) -> DeadGroups:
+        """What was given up and why, of all lanes; the largest groups first."""
+        asked = {name: lane.dead_groups() for name, lane in self.lanes.items() if may(f"{lane.scope}:read")}
+        found, notes = await _all_of(asked)
+        groups = [group for groups in found.values() for group in groups]
+        return DeadGroups(sorted(groups, key=lambda group: -group.count), notes)
+
+    # ── one ──────────────────────────────────────────────────────────────────────────────────────
+
+    def place(self, id: str) -> tuple[LaneDesk, int] | None:
+        """Which lane an id belongs to, and its number there; None for what is no id."""
+        for lane in self.lanes.values():
+            if (number := lane.number(id)) is not None:
+                return lane, number
+        return None
+
+    async def show(self, id: str, *, may: May) -> Detail | None:
+        found = self._readable(id, may)
+        return await found[0].show(found[1]) if found is not None else None
+
+    async def mail(self, id: str, *, may: May) -> MailParts | None:
+        found = self._readable(id, may)
+        return await found[0].mail(found[1]) if found is not None else None
+
+    def _readable(self, id: str, may: May) -> tuple[LaneDesk, int] | None:
+        found = self.place(id)
+        if found is not None and not may(scope := f"{found[0].scope}:read"):
+            raise Forbidden(f"this needs the scope {scope}")
+        return found
+
+
+async def _all_of(
+    asked: Mapping[LaneName, Awaitable[Answer]],
+) -> tuple[dict[LaneName, Answer], tuple[str, ...]]:
+    """What each lane answers, all asked at once; a lane that cannot answer leaves a note."""
+    answers = await asyncio.gather(*(_patiently(one) for one in asked.values()))
+    found: dict[LaneName, Answer] = {}
+    notes = []
+    for name, (answer, trouble) in zip(asked, answers, strict=True):
+        if trouble is not None:
+            notes.append(f"{name} is left out: {trouble}")
+        elif answer is not None:
+            found[name] = answer
+    return found, tuple(notes)
+
+
+async def _patiently(work: Awaitable[Answer]) -> tuple[Answer | None, str | None]:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await work, None
+    except TimeoutError:
+        return None, f"its database did not answer within {_PATIENCE:.0f} s"
+    except (DatabaseError, InvalidRequest) as error:
+        return None, str(error)
+
+
+# ── merging ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def merged(seen: Mapping[LaneName, Seen], limit: int) -> list[Summary]:
+    """The newest of all. Within a lane the order stays: it is that of its ids, by which it goes on."""
+    streams = [list(one.rows) for one in seen.values()]
+    rows: list[Summary] = []
+    while len(rows) < limit and (some := [stream for stream in streams if stream]):
+        newest = max(some, key=lambda stream: stream[0].created_at)
+        rows.append(newest.pop(0))
+    return rows
+
+
+def _following(
+    positions: Mapping[LaneName, int | None], seen: Mapping[LaneName, Seen], rows: Sequence[Summary]
+) -> dict[LaneName, int | None]:
+    """Where each lane goes on; those that were read to their end are left out."""
+    shown = {row.lane: row.number for row in rows}
+    following: dict[LaneName, int | None] = {}
+    for name, before in positions.items():
+        if name not in seen:
+            # It could not be asked; perhaps it can next time.
+            following[name] = before
+            continue
+        all_shown = not seen[name].rows or seen[name].rows[-1].number == shown.get(name)
+        position = seen[name].next if all_shown else shown.get(name, before)
+        if not all_shown or position is not None:
+            following[name] = position
+    return following
+
+
+# ── cursors ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _digest(wanted: Wanted) -> str:
+    """Of what was typed, ages are another time with each look; so times do not count."""
+    lasting = msgspec.structs.replace(wanted, since=None, until=None)
+    return hashlib.sha256(msgspec.json.encode(lasting)).hexdigest()[:12]
+
+
+def _written(cursor: Cursor) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
+
+
+def read_cursor(text: str, wanted: Wanted) -> Cursor:
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        cursor = msgspec.json.decode(data, type=Cursor)
+    except (ValueError, msgspec.MsgspecError):
+        raise InvalidRequest("cursor: is none; take it from `next` of a page", "cursor") from None
+    if cursor.filter != _digest(wanted):
+        raise InvalidRequest("cursor: belongs to another query; begin without it", "cursor")
+    if any(position is not None and not 0 <= position < 2**63 for position in cursor.positions.values()):
+        raise InvalidRequest("cursor: is none; take it from `next` of a page", "cursor")
+    return cursor

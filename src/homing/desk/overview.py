@@ -1,0 +1,227 @@
+"""The first page: everybody is asked at once, and who does not answer is left out.
+
+What is shown stands in `overview_model.py`, what is judged to need somebody in `attention.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from homing.db.backlog import Snapshot
+from homing.desk.attention import attention
+from homing.desk.model import LANES, PHASES, DeadGroup, LaneName, Phase
+from homing.desk.overview_model import (
+    Attention,
+    Hand,
+    Hours,
+    LaneView,
+    OverviewView,
+    Point,
+    QueueDepth,
+    Signs,
+    TargetTrouble,
+    Tempo,
+)
+from homing.desk.traffic import NOTHING, Bar, TrafficTable, quantile
+from homing.engine.model import Monotonic
+from homing.errors import DatabaseError
+from homing.telemetry import ATTEMPT_BOUNDS, WAIT_BOUNDS, Totals
+
+__all__ = [
+    "STEPS",
+    "Attention",
+    "Hand",
+    "Hours",
+    "LaneView",
+    "Overview",
+    "OverviewView",
+    "Point",
+    "QueueDepth",
+    "Sources",
+    "TargetTrouble",
+    "Tempo",
+]
+
+Answer = TypeVar("Answer")
+Ask: TypeAlias = Callable[[], Awaitable[Answer]]
+
+#: How long the steps of a chart are.
+STEPS: Final[Mapping[Hours, timedelta]] = {3: timedelta(minutes=5), 24: timedelta(minutes=30)}
+
+#: Whoever looks twice within so many seconds gets the same answer.
+_REMEMBERED = 2.0
+#: What has not answered by then is left out, and the page says so.
+_PATIENCE = 4.0
+_HOUR = timedelta(hours=1)
+
+
+class Looked(Protocol):
+    """A lane's backlog."""
+
+    async def look(self) -> Snapshot: ...
+
+
+async def _nothing() -> Sequence[Any]:
+    return ()
+
+
+async def _unknown() -> None:
+    return None
+
+
+async def _none_paused() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where it is asked. What is left out is not known."""
+
+    backlogs: Mapping[LaneName, Looked]
+    #: Of each lane, the phase of each of its states.
+    phases: Mapping[LaneName, Mapping[str, Phase]]
+    traffic: TrafficTable
+    dead: Ask[Sequence[DeadGroup]] = _nothing
+    targets: Ask[Sequence[TargetTrouble]] = _nothing
+    hands: Ask[Sequence[Hand] | None] = _unknown
+    paused: Ask[Mapping[str, str]] = _none_paused
+    queues: Ask[Sequence[QueueDepth]] = _nothing
+    keeps_everything: bool = False
+
+
+class Overview:
+    def __init__(self, sources: Sources, monotonic: Monotonic = time.monotonic) -> None:
+        self._sources = sources
+        self._lately = {hours: _Lately(monotonic, self._asked_for(hours)) for hours in STEPS}
+
+    async def look(self, now: datetime, hours: Hours = 3) -> OverviewView:
+        return await self._lately[hours](now)
+
+    def _asked_for(self, hours: Hours) -> Callable[[datetime], Awaitable[OverviewView]]:
+        async def ask(now: datetime) -> OverviewView:
+            return await self._ask(now, hours)
+
+        return ask
+
+    async def _ask(self, now: datetime, hours: Hours) -> OverviewView:
+        asked = _Asked()
+        signs, lanes = await asyncio.gather(self._signs(asked, now), self._lanes(asked, now, hours))
+        signs = replace(signs, lanes=lanes)
+        return OverviewView(now, hours, lanes, attention(signs), tuple(asked.notes))
+
+    async def _signs(self, asked: _Asked, now: datetime) -> Signs:
+        sources = self._sources
+        found = await asyncio.gather(
+            asked("the dead letters", sources.dead, ()),
+            asked("the targets", sources.targets, ()),
+            asked("the workers", sources.hands, None),
+            asked("what is paused", sources.paused, {}),
+            asked("the queues", sources.queues, ()),
+        )
+        return Signs(now, (), *found, sources.keeps_everything)
+
+    async def _lanes(self, asked: _Asked, now: datetime, hours: Hours) -> tuple[LaneView, ...]:
+        sources, begin, step = self._sources, _begin(now, hours), STEPS[hours]
+        looks = [
+            asked(f"the backlog of {lane}", backlog.look, None) for lane, backlog in sources.backlogs.items()
+        ]
+        series, hour, *snapshots = await asyncio.gather(
+            asked("the traffic", lambda: sources.traffic.series(begin, step), {}),
+            # Another process's clock may be ahead.
+            asked("the last hour", lambda: sources.traffic.totals(now - _HOUR, now + _HOUR), {}),
+            *looks,
+        )
+        known = dict(zip(sources.backlogs, snapshots, strict=True))
+        return tuple(
+            self._lane(lane, known[lane], hour.get(lane, NOTHING), points_of(lane, series, begin, step, now))
+            for lane in LANES
+            if lane in known
+        )
+
+    def _lane(
+        self, lane: LaneName, snapshot: Snapshot | None, hour: Totals, series: tuple[Point, ...]
+    ) -> LaneView:
+        counts = snapshot.counts if snapshot is not None else {}
+        of_state = self._sources.phases[lane]
+        phases = {
+            phase: sum(count for state, count in counts.items() if of_state.get(state) == phase)
+            for phase in PHASES
+        }
+        return LaneView(lane, counts, phases, snapshot.oldest_due if snapshot else 0.0, tempo(hour), series)
+
+
+def tempo(hour: Totals) -> Tempo:
+    attempts = hour.delivered + hour.retried + hour.dead
+    return Tempo(
+        attempts,
+        hour.delivered,
+        hour.retried,
+        hour.dead,
+        hour.delivered / attempts if attempts else None,
+        quantile(ATTEMPT_BOUNDS, hour.attempts, 0.5),
+        quantile(ATTEMPT_BOUNDS, hour.attempts, 0.95),
+        quantile(WAIT_BOUNDS, hour.waits, 0.5),
+        quantile(WAIT_BOUNDS, hour.waits, 0.95),
+    )
+
+
+def _begin(now: datetime, hours: Hours) -> datetime:
+    """Where a chart begins: at a whole step, so that its points stay where they are."""
+    step = int(STEPS[hours].total_seconds())
+    last = int(now.timestamp()) // step * step
+    return datetime.fromtimestamp(last + step - hours * 3600, UTC)
+
+
+def points_of(
+    lane: LaneName, series: Mapping[tuple[str, int], Bar], begin: datetime, step: timedelta, now: datetime
+) -> tuple[Point, ...]:
+    points = []
+    at = begin
+    while at <= now:
+        bar = series.get((lane, int(at.timestamp())), Bar())
+        points.append(Point(at, bar.delivered, bar.retried, bar.dead))
+        at += step
+    return tuple(points)
+
+
+class _Asked:
+    """Asks; who does not answer is noted, and is no reason to show nothing."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def __call__(self, what: str, ask: Ask[Answer], otherwise: Any) -> Any:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await ask()
+        except (DatabaseError, TimeoutError):
+            self.notes.append(f"{what[0].upper()}{what[1:]} could not be asked for just now.")
+            return otherwise
+
+
+class _Lately(Generic[Answer]):
+    """One answer for all who ask within a moment: many open pages cost as much as one."""
+
+    def __init__(self, monotonic: Monotonic, ask: Callable[[datetime], Awaitable[Answer]]) -> None:
+        self._monotonic = monotonic
+        self._ask = ask
+        self._asking: asyncio.Future[Answer] | None = None
+        self._until = 0.0
+
+    async def __call__(self, now: datetime) -> Answer:
+        if self._asking is None or (self._asking.done() and self._monotonic() >= self._until):
+            self._asking = asyncio.ensure_future(self._ask(now))
+            self._asking.add_done_callback(self._answered)
+        return await asyncio.shield(self._asking)
+
+    def _answered(self, asking: asyncio.Future[Answer]) -> None:
+        # What went wrong is told to who waits for it, and to nobody after them.
+        failed = asking.cancelled() or asking.exception() is not None
+        self._until = 0.0 if failed else self._monotonic() + _REMEMBERED

@@ -1,0 +1,253 @@
+"""`/api/bulk`: one verb on all messages that a query line means; `/api/messages/{id}/…`: on one of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import Meta, Struct
+
+from homing.access.api import ErrorReply
+from homing.access.principal import Principal
+from homing.db import iso
+from homing.desk.bulk import PARTICIPLES, Asker, BulkRun, BulkRuns
+from homing.desk.desk import Desk
+from homing.desk.model import Verb
+from homing.errors import Forbidden, InvalidRequest, NotAllowed, NotFound
+
+_MOST_LISTED = 100
+_LARGEST_ID = 2**63 - 1
+
+_DESCRIPTIONS = {
+    400: "Something is wrong with the request; the message says what, and how to mend it",
+    401: "A key is needed, and none that counts was given",
+    403: "The key lacks a scope; the message names it",
+    404: "There is none with this id",
+    409: "It is in a state in which that cannot be done",
+}
+
+
+def _errors(*statuses: int) -> dict[int, ResponseSpec]:
+    return {
+        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
+        for status in statuses
+    }
+
+
+# ── many ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class BulkRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Which messages, what to do with them, and whether it is meant: `dryRun` is true unless it is said."""
+
+    verb: Literal["requeue", "cancel", "send_now"]
+    #: As the search has it, such as `status:dead lane:dispatch_jobs error:timeout`.
+    query: Annotated[str, Meta(min_length=1, max_length=2000)]
+    dry_run: bool = True
+
+
+class CountView(Struct, frozen=True, rename="camel"):
+    """How many would be changed."""
+
+    dry_run: bool
+    total: int
+    #: There are at least so many.
+    is_estimate: bool
+    lanes: dict[str, int]
+
+
+class BulkView(Struct, frozen=True, rename="camel"):
+    """One run, as it stands."""
+
+    id: int
+    verb: str
+    query: str
+    lanes: list[str]
+    created_by: str
+    created_at: str | None
+    #: counting, running, done, cancelled or failed
+    state: str
+    #: Null until they are counted.
+    total: int | None
+    is_estimate: bool
+    done: int
+    #: Were in no state for it any more.
+    skipped: int
+    #: Were refused by their database.
+    failed: int
+    started_at: str | None
+    updated_at: str | None
+    finished_at: str | None
+    last_error: str | None
+    per_second: float | None
+    seconds_left: float | None
+
+
+class BulkPage(Struct, frozen=True):
+    items: list[BulkView]
+    #: What to give as `before` to go on; null at the end.
+    next: int | None
+
+
+def bulk_view(run: BulkRun) -> BulkView:
+    return BulkView(
+        run.id, run.verb, run.query, list(run.lanes), run.created_by, iso(run.created_at), run.state,
+        run.total, run.is_estimate, run.done, run.skipped, run.failed, iso(run.started_at),
+        iso(run.updated_at), iso(run.finished_at), run.last_error, run.speed, run.seconds_left,
+    )  # fmt: skip
+
+
+class BulkApi(Controller):
+    path = "/api/bulk"
+    tags = ("desk",)
+
+    @post(
+        summary="Requeue, cancel or send now all messages that a query line means",
+        # Which lanes it touches is known when the line is read. The run writes its own entries.
+        opt={"scope": "known", "audit": "own"},
+        status_code=202,
+        responses={
+            200: ResponseSpec(CountView, description="With `dryRun`: nothing is changed"),
+            **_errors(400, 401, 403),
+        },
+    )
+    async def start(
+        self,
+        request: Request[Any, Any, Any],
+        bulk_runs: NamedDependency[BulkRuns],
+        data: JSONBody[BulkRequest],
+    ) -> Response[BulkView | CountView]:
+        """Needs `desk:read`, and of every lane that the line touches the scopes to read and to operate."""
+        asker = asker_of(request)
+        if not asker.may("desk:read"):
+            raise Forbidden(f"this needs the scope desk:read, which {asker.who} does not have")
+        if data.dry_run:
+            counted = await bulk_runs.count(bulk_runs.read(data.query), data.verb, asker.may)
+            lanes = {str(name): count for name, count in counted.lanes.items()}
+            found = CountView(dry_run=True, total=counted.total, is_estimate=counted.is_estimate, lanes=lanes)
+            return Response(found, status_code=200)
+        return Response(bulk_view(await bulk_runs.start(data.query, data.verb, asker)), status_code=202)
+
+    @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"}, responses=_errors(400, 401, 403))
+    async def list(
+        self,
+        bulk_runs: NamedDependency[BulkRuns],
+        before: FromQuery[int | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> BulkPage:
+        if not 1 <= limit <= _MOST_LISTED:
+            raise InvalidRequest(f"limit must be from 1 to {_MOST_LISTED}", "limit")
+        if before is not None and not 0 <= before <= _LARGEST_ID:
+            raise InvalidRequest("before is the id that the last page ended with", "before")
+        items = [bulk_view(run) for run in await bulk_runs.page(before=before, limit=limit)]
+        return BulkPage(items, items[-1].id if len(items) == limit else None)
+
+    @get(
+        "/{run_id:int}",
+        summary="How a bulk run stands",
+        opt={"scope": "desk:read"},
+        responses=_errors(400, 401, 403, 404),
+    )
+    async def get(self, bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]) -> BulkView:
+        return bulk_view(await bulk_runs.existing(_within(run_id)))
+
+    @post(
+        "/{run_id:int}/cancel",
+        summary="Stop a bulk run after the batch that is under way",
+        opt={"scope": "known", "audit": "own"},
+        status_code=200,
+        responses=_errors(400, 401, 403, 404),
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
+    ) -> BulkView:
+        """What was done stays done. One that is over stays as it is."""
+        return bulk_view(await bulk_runs.cancel(_within(run_id), asker_of(request)))
+
+
+def asker_of(request: Request[Any, Any, Any]) -> Asker:
+    who: Principal = request.user
+    return Asker(who.who, who.may, request.client.host if request.client is not None else None)
+
+
+def _within(id: int) -> int:
+    """A number that no database has room for is one that no run has."""
+    return id if 0 <= id <= _LARGEST_ID else 0
+
+
+# ── one ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ActedView(Struct, frozen=True):
+    """A message after something was done with it."""
+
+    id: str
+    lane: str
+    #: In the lane's own word.
+    state: str
+    phase: str
+
+
+class MessageActions(Controller):
+    """Of every lane. The scope is that of the message's lane, such as `jobs:operate`."""
+
+    path = "/api/messages"
+    tags = ("desk",)
+    opt = {"scope": "known"}  # noqa: RUF012 - Litestar's own form
+
+    @post(
+        "/{message_id:str}/requeue",
+        summary="Deliver an ended message again, with all attempts",
+        status_code=200,
+        responses=_errors(400, 401, 403, 404, 409),
+    )
+    async def requeue(
+        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+    ) -> ActedView:
+        return await _act(desk, request.user, "requeue", message_id)
+
+    @post(
+        "/{message_id:str}/cancel",
+        summary="End a message that waits",
+        status_code=200,
+        responses=_errors(400, 401, 403, 404, 409),
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+    ) -> ActedView:
+        return await _act(desk, request.user, "cancel", message_id)
+
+    @post(
+        "/{message_id:str}/send-now",
+        summary="Make a message due that waits",
+        status_code=200,
+        responses=_errors(400, 401, 403, 404, 409),
+    )
+    async def send_now(
+        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+    ) -> ActedView:
+        """What holds it back besides its time stays so: a pause, a limit, an order, somebody's hours."""
+        return await _act(desk, request.user, "send_now", message_id)
+
+
+async def _act(desk: Desk, who: Principal, verb: Verb, id: str) -> ActedView:
+    place = desk.place(id)
+    if place is None:
+        raise NotFound(f"there is no message {id[:100]}")
+    lane, number = place
+    if not who.may(needed := f"{lane.scope}:operate"):
+        raise Forbidden(f"this needs the scope {needed}, which {who.who} does not have")
+    changed = await lane.act(verb, [number])
+    shown = await lane.show(number)
+    if shown is None:
+        raise NotFound(f"there is no message {id}")
+    if not changed:
+        raise NotAllowed(
+            f"a message that is {shown.summary.state} cannot be {PARTICIPLES[verb]}: only one that is "
+            f"{' or '.join(lane.from_states[verb])}, and that nobody holds"
+        )
+    summary = shown.summary
+    return ActedView(summary.id, summary.lane, summary.state, summary.phase)

@@ -1,0 +1,97 @@
+"""Bulk runs: count first, then confirm, then watch."""
+
+from __future__ import annotations
+
+from litestar import Controller, MediaType, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+
+from homing.access.principal import Principal
+from homing.desk.bulk import Asker, BulkRun, BulkRuns, Counted
+from homing.errors import Forbidden, InvalidRequest
+from homing.http.live import Piece
+from homing.http.pages.acting import verb_of
+from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, link, read_form, render
+
+_LISTED = 30
+_LARGEST = 2**63 - 1
+#: Which lanes it touches is known when the line is read; a run asks for their scopes, and is written down.
+_ACT = {"scope": "known", "audit": "own"}
+
+
+class BulkPages(Controller):
+    include_in_schema = False
+    opt = PAGE
+
+    @get("/bulk", media_type=MediaType.HTML)
+    async def bulk(
+        self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], before: FromQuery[int | None] = None
+    ) -> Response[str]:
+        runs = await bulk_runs.page(before=before, limit=_LISTED)
+        older = link("/bulk", before=runs[-1].id) if len(runs) == _LISTED else ""
+        return render(request, "bulk.html", runs=runs, older=older, newest="/bulk" if before else "")
+
+    @get("/bulk/new", media_type=MediaType.HTML)
+    async def plan(
+        self,
+        request: AnyRequest,
+        bulk_runs: NamedDependency[BulkRuns],
+        q: FromQuery[str] = "",
+        verb: FromQuery[str] = "requeue",
+    ) -> Response[str]:
+        """How many it would be: nothing is changed before that was seen."""
+        user: Principal = request.user
+        chosen, counted, trouble = verb_of(verb), Counted(0, is_estimate=False, lanes={}), ""
+        try:
+            counted = await bulk_runs.count(bulk_runs.read(q), chosen, user.may)
+        except (InvalidRequest, Forbidden) as error:
+            trouble = str(error)
+        return render(
+            request,
+            "bulk_new.html",
+            q=q,
+            verb=chosen,
+            label=VERB_NAMES[chosen],
+            counted=counted,
+            trouble=trouble,
+        )
+
+    @post("/bulk", status_code=303, media_type=MediaType.HTML, opt=_ACT)
+    async def start(self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns]) -> Response[str]:
+        form = await read_form(request)
+        run = await bulk_runs.start(form.get("q", ""), verb_of(form.get("verb", "")), _asker(request))
+        return gone_to(f"/bulk/{run.id}")
+
+    @get("/bulk/{id:int}", media_type=MediaType.HTML)
+    async def run(
+        self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], id: FromPath[int]
+    ) -> Response[str]:
+        run = await bulk_runs.existing(_within(id))
+        user: Principal = request.user
+        may = all(user.may(f"{bulk_runs.lanes[name].scope}:operate") for name in run.lanes)
+        return render(request, "bulk_run.html", run=run, may_cancel=may and not run.is_over)
+
+    @post("/bulk/{id:int}/cancel", status_code=303, media_type=MediaType.HTML, opt=_ACT)
+    async def cancel(
+        self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], id: FromPath[int]
+    ) -> Response[str]:
+        run = await bulk_runs.cancel(_within(id), _asker(request))
+        stopped = run.state == "cancelled"
+        told = "It stops after the batch that is under way." if stopped else "It was over already."
+        return gone_to(f"/bulk/{run.id}", told, is_good=stopped)
+
+
+def _asker(request: AnyRequest) -> Asker:
+    user: Principal = request.user
+    return Asker(user.who, user.may, request.client.host if request.client is not None else None)
+
+
+def _within(id: int) -> int:
+    """A number that no database has room for is one that no run has."""
+    return id if abs(id) <= _LARGEST else 0
+
+
+async def run_pieces(bulk_runs: BulkRuns, id: int) -> list[Piece]:
+    """The progress of a run, for those who watch it."""
+    run: BulkRun = await bulk_runs.existing(_within(id))
+    return [Piece("progress", "bulk_progress.html", {"run": run})]

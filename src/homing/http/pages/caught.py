@@ -1,0 +1,80 @@
+"""Mails that `catch://` kept instead of sending: the list, and one of them as it would have arrived."""
+
+from __future__ import annotations
+
+import email
+import email.message
+import email.policy
+from typing import Any
+
+import msgspec
+from litestar import Controller, MediaType, Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from homing.db import instant
+from homing.errors import NotFound
+from homing.http.pages.shell import PAGE, AnyRequest, render
+from homing.senders.caught_mail import Shelf
+
+#: A mail is somebody's html: it may show itself, and its links may be followed in a tab of their own.
+MAIL_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "sandbox allow-popups allow-popups-to-escape-sandbox"
+)
+_LISTED = 100
+
+
+class CaughtPages(Controller):
+    include_in_schema = False
+    opt = PAGE
+
+    @get("/caught", media_type=MediaType.HTML)
+    async def caught_mails(self, request: AnyRequest, shelf: NamedDependency[Shelf]) -> Response[str]:
+        mails = [_listed(row) for row in await shelf.list(_LISTED)]
+        return render(request, "caught_list.html", mails=mails)
+
+    @get("/caught/{id:int}", media_type=MediaType.HTML)
+    async def caught(
+        self, request: AnyRequest, shelf: NamedDependency[Shelf], id: FromPath[int]
+    ) -> Response[str]:
+        row, source = await _found(shelf, id)
+        message = email.message_from_bytes(source, policy=email.policy.default)
+        return render(
+            request,
+            "caught.html",
+            mail=_listed(row),
+            mail_headers=[(k, str(v)) for k, v in message.items()],
+            text=_part(message, "plain"),
+            has_html=_part(message, "html") is not None,
+            source=source.decode("utf-8", "replace"),
+            files=[part.get_filename() or part.get_content_type() for part in message.iter_attachments()],
+        )
+
+    @get("/caught/{id:int}/html", media_type=MediaType.HTML)
+    async def caught_html(self, shelf: NamedDependency[Shelf], id: FromPath[int]) -> Response[str]:
+        _row, source = await _found(shelf, id)
+        message = email.message_from_bytes(source, policy=email.policy.default)
+        return foreign_html(_part(message, "html") or "")
+
+
+def foreign_html(text: str) -> Response[str]:
+    """Somebody else's html, which can do nothing here but be looked at."""
+    return Response(text, media_type=MediaType.HTML, headers={"Content-Security-Policy": MAIL_POLICY})
+
+
+async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
+    found = await shelf.get(id) if id < 2**63 else None
+    if found is None:
+        raise NotFound(f"there is no caught mail {id}")
+    return found
+
+
+def _listed(row: Any) -> dict[str, Any]:
+    recipients: list[str] = msgspec.json.decode(row["recipients"])
+    return {**row, "recipients": ", ".join(recipients), "caught_at": instant(row["caught_at"])}
+
+
+def _part(message: email.message.EmailMessage, kind: str) -> str | None:
+    body = message.get_body((kind,))
+    return body.get_content() if body is not None else None

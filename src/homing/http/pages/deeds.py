@@ -1,0 +1,87 @@
+"""What a form does: tried, written down in the audit log, and told to whoever sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from homing.access.audit import Entry, Outcome
+from homing.access.desk import Access
+from homing.access.principal import Principal
+from homing.errors import Conflict, HomingError, InvalidRequest, NotAllowed, NotFound
+from homing.http.pages.shell import AnyRequest
+
+Done = TypeVar("Done")
+
+#: What is wrong with an order, and not with us.
+_REFUSALS = (InvalidRequest, NotAllowed, NotFound, Conflict)
+#: For routes whose entries are written here.
+OWN_AUDIT: Mapping[str, Any] = {"audit": "own"}
+#: Seconds, as forms offer them.
+SPANS: Mapping[str, int] = {"5m": 300, "1h": 3600, "4h": 14400, "1d": 86400, "7d": 7 * 86400}
+
+
+class Deed(Struct, frozen=True):
+    """As the log names it; by the same words as the API does."""
+
+    action: str
+    object: str | None = None
+    #: Without secrets.
+    detail: Mapping[str, Any] | None = None
+    #: Whoever does it writes the entry, in the same transaction; here only what was refused is written.
+    logs_itself: bool = False
+
+
+class Refused(Struct, frozen=True):
+    """Why nothing was done, for a person."""
+
+    text: str
+
+
+def who_of(request: AnyRequest) -> Principal:
+    who: Principal = request.user
+    return who
+
+
+async def tried(
+    request: AnyRequest, access: Access, deed: Deed, work: Callable[[], Awaitable[Done]]
+) -> Done | Refused:
+    """Do it; whatever comes of it is in the log before it is told."""
+    try:
+        done = await work()
+    except _REFUSALS as error:
+        await _write(request, access, deed, "refused", {"why": str(error)})
+        return Refused(str(error))
+    except HomingError:
+        await _write(request, access, deed, "failed")
+        raise
+    if not deed.logs_itself:
+        await _write(request, access, deed, "done")
+    return done
+
+
+async def _write(
+    request: AnyRequest,
+    access: Access,
+    deed: Deed,
+    outcome: Outcome,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    address = request.client.host if request.client is not None else None
+    told = {
+        name: value for name, value in {**(deed.detail or {}), **(more or {})}.items() if value is not None
+    }
+    entry = Entry(who_of(request).who, deed.action, deed.object, address, told or None, outcome)
+    await access.audit.write(entry)
+
+
+def number_in(text: str, name: str, kind: type[int | float] = float) -> float | int | None:
+    """What a field of a form says; None where nothing stands in it. Raises `InvalidRequest`."""
+    if not text.strip():
+        return None
+    try:
+        return kind(text.strip())
+    except ValueError:
+        raise InvalidRequest(f"{name}: write a number, or nothing", name) from None

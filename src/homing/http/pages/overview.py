@@ -1,0 +1,74 @@
+"""The first page: how much there is of everything, how it goes, and what needs a person now."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from litestar import Controller, MediaType, Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
+
+from homing.desk import query
+from homing.desk.model import Wanted
+from homing.desk.overview import Hours, LaneView, Overview, OverviewView
+from homing.http.live import Piece
+from homing.http.pages.charts import chart_of
+from homing.http.pages.shell import PAGE, AnyRequest, link, render
+from homing.http.pages.unhurried import Unhurried
+from homing.lanes.dispatch_jobs.look import without_query
+from homing.lanes.dispatch_jobs.statistics import Statistics
+
+#: What the charts can show, in hours.
+RANGES: Final[tuple[Hours, ...]] = (3, 24)
+
+
+class OverviewPage(Controller):
+    include_in_schema = False
+    opt = PAGE
+
+    @get("/", media_type=MediaType.HTML)
+    async def overview(
+        self,
+        request: AnyRequest,
+        overview: NamedDependency[Overview],
+        job_figures: NamedDependency[Unhurried[Statistics]],
+        hours: FromQuery[Hours] = 3,
+    ) -> Response[str]:
+        view = await overview.look(datetime.now(UTC), hours=hours)
+        figures = await job_figures.at_hand() if request.user.may("jobs:read") else None
+        return render(
+            request,
+            "overview.html",
+            hours=hours,
+            ranges=RANGES,
+            attention=view.attention,
+            notes=view.notes,
+            lanes=[lane_values(lane) for lane in view.lanes],
+            statistics=figures,
+            asked=asked,
+            without_query=without_query,
+        )
+
+
+def asked(**wanted: Any) -> str:
+    """The list of these messages."""
+    return link("/messages", q=query.write(Wanted(**wanted)))
+
+
+def lane_values(lane: LaneView) -> dict[str, object]:
+    return {"lane": lane, "chart": chart_of(lane.series)}
+
+
+async def overview_pieces(overview: Overview, hours: Hours) -> list[Piece]:
+    """The same, for those who keep the page open."""
+    view = await overview.look(datetime.now(UTC), hours=hours)
+    return [_attention(view), *(_lane(lane) for lane in view.lanes)]
+
+
+def _attention(view: OverviewView) -> Piece:
+    return Piece("attention", "overview_attention.html", {"attention": view.attention, "notes": view.notes})
+
+
+def _lane(lane: LaneView) -> Piece:
+    return Piece(f"lane-{lane.lane}", "overview_lane.html", lane_values(lane))

@@ -1,0 +1,53 @@
+"""The API in words, from its OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from litestar import Controller, MediaType, Response, get
+
+from homing.http.pages.shell import PAGE, AnyRequest, render
+
+_METHODS = ("get", "post", "put", "patch", "delete")
+
+
+class ReferencePage(Controller):
+    include_in_schema = False
+    opt = PAGE
+
+    @get("/docs", media_type=MediaType.HTML)
+    async def docs(self, request: AnyRequest) -> Response[str]:
+        schema = request.app.openapi_schema.to_schema()
+        areas: dict[str, list[dict[str, Any]]] = {}
+        for operation in _operations(schema):
+            areas.setdefault(operation["area"], []).append(operation)
+        return render(request, "docs.html", areas=areas, schemas=schema["components"]["schemas"])
+
+
+def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One call at a time."""
+    for path, methods in schema["paths"].items():
+        for method in _METHODS:
+            if method in methods:
+                yield _operation(path, method, methods[method])
+
+
+def _operation(path: str, method: str, told: dict[str, Any]) -> dict[str, Any]:
+    body = told.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    names = re.findall(r"#/components/schemas/(\w+)", str(body)) if body else []
+    return {
+        "path": path,
+        "method": method.upper(),
+        "area": (told.get("tags") or ["other"])[0],
+        "body": names[0] if names else None,
+        "summary": told.get("summary", ""),
+        "description": told.get("description", ""),
+        "parameters": [_parameter(one) for one in told.get("parameters", [])],
+    }
+
+
+def _parameter(told: dict[str, Any]) -> dict[str, Any]:
+    kind = told.get("schema", {}).get("type") or "string"
+    return {"name": told["name"], "in": told["in"], "type": kind, "required": told.get("required", False)}

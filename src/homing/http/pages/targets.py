@@ -1,0 +1,251 @@
+"""`/targets`: whom webhooks go to, how they do, and what can be done for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from litestar import Controller, MediaType, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromQuery, QueryParameter
+from msgspec import Struct
+
+from homing.access.desk import Access
+from homing.db import instant
+from homing.errors import InvalidRequest
+from homing.http.pages.deeds import OWN_AUDIT, SPANS, Deed, Refused, number_in, tried
+from homing.http.pages.shell import AnyRequest, gone_to, link, read_form, render
+from homing.lanes.dispatch_jobs.mistakes import read
+from homing.lanes.dispatch_jobs.target_desk import (
+    HINTS,
+    LimitRequest,
+    PauseRequest,
+    ProbeResult,
+    ResumeRequest,
+    State,
+    TargetDesk,
+    TargetView,
+    ValidateRequest,
+)
+from homing.lanes.dispatch_jobs.target_look import COUNTED, LoadedTarget, TargetFilter, TargetLook
+
+_STATES: tuple[State, ...] = get_args(State)
+_TONES: Mapping[str, str] = {"closed": "good", "open": "bad", "half_open": "wait", "paused": "wait"}
+_WORDS: Mapping[str, str] = {
+    "closed": "answers",
+    "open": "breaker open",
+    "half_open": "being tried",
+    "paused": "paused",
+}
+_OPERATES = {"scope": "jobs:operate", **OWN_AUDIT}
+_LARGEST_FORM = 64 * 1024
+_SHOWN_BODY = 2000
+
+
+class TargetPages(Controller):
+    path = "/targets"
+    include_in_schema = False
+    opt: Mapping[str, Any] = {"scope": "jobs:read"}
+    request_max_body_size = _LARGEST_FORM
+
+    @get("/", media_type=MediaType.HTML)
+    async def list(
+        self,
+        *,
+        request: AnyRequest,
+        target_look: NamedDependency[TargetLook],
+        q: FromQuery[str] = "",
+        in_state: Annotated[str, QueryParameter(name="state")] = "",
+        after: FromQuery[str] = "",
+    ) -> Response[str]:
+        chosen = next((one for one in _STATES if one == in_state), None)
+        found = await target_look.page(TargetFilter(q.strip(), chosen), _without_nul(after))
+        chips = [("", "All"), *((one, _WORDS[one]) for one in _STATES)]
+        return render(
+            request,
+            "targets.html",
+            targets=[_listed(one) for one in found.items],
+            chips=[(label, link("/targets", q=q, state=one), one == (chosen or "")) for one, label in chips],
+            q=q,
+            state=chosen or "",
+            newest=link("/targets", q=q, state=chosen) if after else "",
+            older=link("/targets", q=q, state=chosen, after=found.next) if found.next else "",
+        )
+
+    @get("/one", media_type=MediaType.HTML)
+    async def one(
+        self,
+        *,
+        request: AnyRequest,
+        targets_desk: NamedDependency[TargetDesk],
+        target_look: NamedDependency[TargetLook],
+        target: FromQuery[str],
+        credentials: FromQuery[str] = "",
+    ) -> Response[str]:
+        return await _page_of(request, targets_desk, target_look, _Named(target, credentials or None))
+
+    @post("/limits", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
+    async def limit(
+        self,
+        request: AnyRequest,
+        targets_desk: NamedDependency[TargetDesk],
+        access: NamedDependency[Access],
+    ) -> Response[str]:
+        form = await read_form(request)
+        named, texts = _named(form), (form.get("max_concurrency", ""), form.get("rate_per_second", ""))
+
+        async def limit() -> TargetView:
+            at_once, a_second = number_in(texts[0], "at once", int), number_in(texts[1], "a second")
+            return await targets_desk.limit(
+                named.order(LimitRequest, maxConcurrency=at_once, ratePerSecond=a_second)
+            )
+
+        told = {"maxConcurrency": texts[0] or None, "ratePerSecond": texts[1] or None}
+        done = await tried(request, access, Deed("dispatch.targets.limit", named.text, told), limit)
+        return _back(named, done, "The limits hold from now on, over all processes.")
+
+    @post("/pause", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
+    async def pause(
+        self,
+        request: AnyRequest,
+        targets_desk: NamedDependency[TargetDesk],
+        access: NamedDependency[Access],
+    ) -> Response[str]:
+        form = await read_form(request)
+        named, seconds = _named(form), SPANS.get(form.get("span", ""))
+        said = {"seconds": seconds, "reason": form.get("reason", "").strip() or None}
+
+        async def pause() -> TargetView:
+            return await targets_desk.pause(named.order(PauseRequest, **said))
+
+        done = await tried(request, access, Deed("dispatch.targets.pause", named.text, said), pause)
+        return _back(named, done, "Paused: it is sent nothing, and its jobs wait without losing attempts.")
+
+    @post("/resume", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
+    async def resume(
+        self,
+        request: AnyRequest,
+        targets_desk: NamedDependency[TargetDesk],
+        access: NamedDependency[Access],
+    ) -> Response[str]:
+        named = _named(await read_form(request))
+
+        async def resume() -> TargetView:
+            return await targets_desk.resume(named.order(ResumeRequest))
+
+        done = await tried(request, access, Deed("dispatch.targets.resume", named.text), resume)
+        return _back(named, done, "It is asked again: the pause is over and the breaker closed.")
+
+    @post("/test", status_code=200, media_type=MediaType.HTML, opt=_OPERATES)
+    async def validate(
+        self,
+        *,
+        request: AnyRequest,
+        targets_desk: NamedDependency[TargetDesk],
+        target_look: NamedDependency[TargetLook],
+        access: NamedDependency[Access],
+    ) -> Response[str]:
+        """The answer is shown at once and kept nowhere: it is of this moment."""
+        form = await read_form(request)
+        named, url = _named(form), form.get("url", "").strip()
+
+        async def probe() -> ProbeResult:
+            order: ValidateRequest = named.order(ValidateRequest, targetUrl=url)
+            _, meant = await targets_desk.show(url, named.credentials)
+            if meant.target != named.target:
+                raise InvalidRequest(f"the URL is not one of {named.target}", "url")
+            return await targets_desk.validate(order)
+
+        result = await tried(request, access, Deed("dispatch.targets.validate", named.text), probe)
+        if isinstance(result, Refused):
+            return gone_to(named.path, result.text, is_good=False)
+        return await _page_of(request, targets_desk, target_look, named, probe=result, url=url)
+
+
+class _Named(Struct, frozen=True):
+    """A target as pages name it."""
+
+    target: str
+    credentials: str | None
+
+    @property
+    def text(self) -> str:
+        return f"{self.target} ({self.credentials})" if self.credentials else self.target
+
+    @property
+    def path(self) -> str:
+        return link("/targets/one", target=self.target, credentials=self.credentials)
+
+    def order(self, kind: Any, **more: Any) -> Any:
+        """As a caller of the API would write it, so that it is checked like theirs."""
+        named = {"targetUrl": self.target, "credentialsId": self.credentials}
+        given = {name: value for name, value in {**named, **more}.items() if value is not None}
+        return read(msgspec.json.encode(given), kind, HINTS)
+
+
+def _named(form: Mapping[str, str]) -> _Named:
+    return _Named(form.get("target", ""), form.get("credentials") or None)
+
+
+def _back(named: _Named, done: TargetView | Refused, told: str) -> Response[str]:
+    if isinstance(done, Refused):
+        return gone_to(named.path, done.text, is_good=False)
+    return gone_to(named.path, told)
+
+
+async def _page_of(
+    request: AnyRequest,
+    desk: TargetDesk,
+    look: TargetLook,
+    named: _Named,
+    *,
+    probe: ProbeResult | None = None,
+    url: str | None = None,
+) -> Response[str]:
+    key, view = await desk.show(named.target, named.credentials)
+    shown = _listed(LoadedTarget(key, view, await look.load(key)))
+    return render(
+        request,
+        "target.html",
+        target=shown,
+        results=await look.results(key),
+        spans=list(SPANS),
+        url=url or view.target,
+        probe=probe,
+        probe_body=(probe.body or "")[:_SHOWN_BODY] if probe is not None else "",
+    )
+
+
+def _listed(one: LoadedTarget) -> dict[str, Any]:
+    view = one.view
+    return {
+        "name": view.target,
+        "credentials": view.credentials_id,
+        "path": link("/targets/one", target=view.target, credentials=view.credentials_id),
+        "state": view.state,
+        "word": _WORDS[view.state],
+        "tone": _TONES[view.state],
+        "until": instant(view.until),
+        "reason": view.reason,
+        "failures": view.failures,
+        "last_error": view.last_error,
+        "max_concurrency": view.max_concurrency,
+        "rate_per_second": view.rate_per_second,
+        "updated_at": instant(view.updated_at),
+        "waiting": f"{one.load.waiting:,}{'+' if one.load.waiting >= COUNTED else ''}",
+        "in_flight": one.load.in_flight,
+        "messages": link("/messages", q=f"lane:dispatch_jobs to:{_host(view.target)}"),
+    }
+
+
+def _host(target: str) -> str:
+    try:
+        return urlsplit(target).hostname or target
+    except ValueError:
+        return target
+
+
+def _without_nul(text: str) -> str:
+    return text.replace("\x00", "")

@@ -1,0 +1,196 @@
+"""`/workers`: the processes at work, what they hold, and what they are told to leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from litestar import Controller, MediaType, Response, get, post
+from litestar.di import NamedDependency
+from msgspec import Struct
+
+from homing.access.desk import Access
+from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried, who_of
+from homing.http.pages.shell import LANE_NAMES, AnyRequest, gone_to, own_path, read_form, render
+from homing.workers.fleet import Fleet
+from homing.workers.leases import Held, Leases
+from homing.workers.model import LaneReport, Pause, Scope, WorkerView, is_paused
+
+_LARGEST_FORM = 16 * 1024
+_OPERATES = {"scope": "workers:operate", **OWN_AUDIT}
+_TONES: Mapping[str, str] = {
+    "running": "good", "paused": "wait", "stopping": "busy", "stopped": "quiet", "lost": "bad",
+}  # fmt: skip
+_STAGES: Mapping[str, str] = {"schedule": "scheduler", "send": "sender"}
+
+
+class LaneLine(Struct, frozen=True):
+    """A lane that can be paused on all workers at once."""
+
+    lane: str
+    label: str
+    workers: int
+    in_flight: int
+    claimed: int
+    delivered: int
+    #: Its own, or that of the lane whose stage it is.
+    pause: Pause | None
+    is_own: bool
+
+
+class WorkerLine(Struct, frozen=True):
+    worker: WorkerView
+    tone: str
+    in_flight: int
+    slots: int
+    claimed: int
+    delivered: int
+    #: The names of what it works on, with those that are paused marked.
+    lanes: Sequence[tuple[str, bool]]
+    held: Sequence[Held]
+
+
+class WorkerPages(Controller):
+    path = "/workers"
+    include_in_schema = False
+    opt: Mapping[str, Any] = {"scope": "desk:read"}
+    request_max_body_size = _LARGEST_FORM
+
+    @get("/", media_type=MediaType.HTML)
+    async def list(
+        self, request: AnyRequest, fleet: NamedDependency[Fleet], leases: NamedDependency[Leases]
+    ) -> Response[str]:
+        workers, pauses, held = await fleet.workers(), await fleet.pauses(), await leases.held()
+        lines = [_worker_line(worker, pauses, held) for worker in workers]
+        known = {worker.name for worker in workers}
+        return render(
+            request,
+            "workers.html",
+            workers=[line for line in lines if line.worker.state != "stopped"],
+            stopped=[line for line in lines if line.worker.state == "stopped"],
+            lanes=[_lane_line(lane, workers, pauses) for lane in fleet.lanes],
+            strangers=[one for one in held if one.owner not in known],
+            figures=_figures(lines),
+        )
+
+    @post("/pause", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
+    async def pause(
+        self, request: AnyRequest, fleet: NamedDependency[Fleet], access: NamedDependency[Access]
+    ) -> Response[str]:
+        form = await read_form(request)
+        scope, name = _scope(form), form.get("name", "")
+        reason = form.get("reason", "").strip() or None
+        deed = Deed("workers.pause", f"{scope} {name}", {"reason": reason})
+        return await _done(
+            request,
+            access,
+            deed,
+            lambda: fleet.pause(scope, name, by=who_of(request).who, reason=reason),
+            told=f"{name} is paused: within five seconds nothing more is claimed, and what has begun ends.",
+            back=form.get("back", ""),
+        )
+
+    @post("/resume", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
+    async def resume(
+        self, request: AnyRequest, fleet: NamedDependency[Fleet], access: NamedDependency[Access]
+    ) -> Response[str]:
+        form = await read_form(request)
+        scope, name = _scope(form), form.get("name", "")
+        deed = Deed("workers.resume", f"{scope} {name}")
+        told = f"{name} goes on within five seconds."
+        return await _done(
+            request, access, deed, lambda: fleet.resume(scope, name), told=told, back=form.get("back", "")
+        )
+
+    @post("/release", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
+    async def release(
+        self, request: AnyRequest, leases: NamedDependency[Leases], access: NamedDependency[Access]
+    ) -> Response[str]:
+        name = (await read_form(request)).get("name", "")
+        deed = Deed("workers.release", name)
+        done = await tried(request, access, deed, lambda: leases.release(name))
+        if isinstance(done, Refused):
+            return gone_to("/workers", done.text, is_good=False)
+        told = ", ".join(f"{count:,} of {lane}" for lane, count in done.items())
+        return gone_to("/workers", f"Due again: {told}." if told else f"{name} held nothing any more.")
+
+
+async def _done(
+    request: AnyRequest,
+    access: Access,
+    deed: Deed,
+    work: Callable[[], Awaitable[bool]],
+    *,
+    told: str,
+    back: str,
+) -> Response[str]:
+    done = await tried(request, access, deed, work)
+    where = own_path(back) if back else "/workers"
+    if isinstance(done, Refused):
+        return gone_to(where, done.text, is_good=False)
+    return gone_to(where, told if done else "It was so already.")
+
+
+def _scope(form: Mapping[str, str]) -> Scope:
+    return "lane" if form.get("scope") == "lane" else "worker"
+
+
+# ── lines ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _worker_line(worker: WorkerView, pauses: Sequence[Pause], held: Sequence[Held]) -> WorkerLine:
+    reports = worker.report.lanes
+    asked = frozenset((pause.scope, pause.name) for pause in pauses)
+    return WorkerLine(
+        worker,
+        _TONES[worker.state],
+        in_flight=sum(report.in_flight for report in reports),
+        slots=sum(report.slots for report in reports if _is_worked(worker, report)),
+        claimed=sum(report.claimed for report in reports),
+        delivered=sum(report.delivered for report in reports),
+        lanes=[(lane_label(lane), is_paused(worker.name, lane, asked)) for lane in worker.lanes],
+        held=[one for one in held if one.owner == worker.name],
+    )
+
+
+def _is_worked(worker: WorkerView, report: LaneReport) -> bool:
+    return report.lane in worker.lanes or report.lane.partition(":")[0] in worker.lanes
+
+
+def _lane_line(lane: str, workers: Sequence[WorkerView], pauses: Sequence[Pause]) -> LaneLine:
+    whole = lane.partition(":")[0]
+    asked = {pause.name: pause for pause in pauses if pause.scope == "lane"}
+    reports = [
+        report
+        for worker in workers
+        if not worker.is_gone
+        for report in worker.report.lanes
+        if report.lane == lane or report.lane.partition(":")[0] == lane
+    ]
+    return LaneLine(
+        lane,
+        lane_label(lane),
+        workers=sum(bool({lane, whole} & set(w.lanes)) for w in workers if not w.is_gone),
+        in_flight=sum(report.in_flight for report in reports),
+        claimed=sum(report.claimed for report in reports),
+        delivered=sum(report.delivered for report in reports),
+        pause=asked.get(lane) or asked.get(whole),
+        is_own=lane in asked,
+    )
+
+
+def lane_label(lane: str) -> str:
+    name, _, stage = lane.partition(":")
+    label = LANE_NAMES.get(name, name)
+    return f"{label}: {_STAGES.get(stage, stage)}" if stage else label
+
+
+def _figures(lines: Sequence[WorkerLine]) -> dict[str, int]:
+    living = [line for line in lines if not line.worker.is_gone]
+    return {
+        "working": sum(bool(line.worker.lanes) for line in living),
+        "serving": sum(line.worker.serves for line in living),
+        "paused": sum(line.worker.state == "paused" for line in living),
+        "lost": sum(line.worker.state == "lost" for line in lines),
+        "in_flight": sum(line.in_flight for line in living),
+    }

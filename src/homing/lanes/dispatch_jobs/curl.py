@@ -1,0 +1,84 @@
+"""A webhook as a command that sends it again, by hand. Secrets are named, never shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Final
+
+from homing.db import Row
+from homing.lanes.dispatch_jobs.headers import is_ours
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.lanes.dispatch_jobs.view import pairs_of
+
+#: A longer command does not fit into what shells take.
+_LONGEST_PAYLOAD: Final = 100_000
+#: Headers with such names hold secrets of the receiver's.
+_SECRET = re.compile(r"auth|token|secret|key|password|cookie|signature|session", re.IGNORECASE)
+
+# The key of a whsec_ secret is the base64 behind its prefix, of any other its bytes; openssl takes it in hex.
+_KEY = """KEY=$(case "$SIGNING_SECRET" in
+  whsec_*) printf %s "${SIGNING_SECRET#whsec_}" | base64 -d ;;
+  *) printf %s "$SIGNING_SECRET" ;;
+esac | od -An -vtx1 | tr -d ' \\n')"""
+
+_HMAC = 'openssl dgst -sha256 -mac HMAC -macopt "hexkey:$KEY" -binary'
+
+
+def curl_of(row: Row, prefix: str) -> str | None:
+    """None where the payload is too long for a command line. `prefix` is that of the signature's headers."""
+    payload: str = row["payload"]
+    if len(payload) > _LONGEST_PAYLOAD or "\x00" in payload:
+        return None
+    headers = list(_headers(row, prefix))
+    if row["credentials_id"] is None:
+        return _command(row["target_url"], headers, shlex.quote(payload))
+    lines = [*_signing(text_of(row["id"]), payload, prefix), ""]
+    body = '"$BODY" ${BEARER_TOKEN:+--header "Authorization: Bearer $BEARER_TOKEN"}'
+    command = _command(row["target_url"], [*headers, *_signed_headers(prefix)], body)
+    return "\n".join([*lines, command])
+
+
+def _command(url: str, headers: Iterable[str], body: str) -> str:
+    parts = [f"curl --request POST {shlex.quote(url)}", *(f"--header {header}" for header in headers)]
+    return " \\\n  ".join([*parts, f"--data-binary {body}"])
+
+
+def _headers(row: Row, prefix: str) -> Iterable[str]:
+    yield shlex.quote(f"Content-Type: {row['payload_content_type']}")
+    yield shlex.quote(f"webhook-id: {text_of(row['id'])}")
+    for name, value in pairs_of(row["headers"]).items():
+        if is_ours(name.lower(), f"{prefix}-"):
+            continue
+        yield _named(name) if _SECRET.search(name) else shlex.quote(f"{name}: {value}")
+
+
+def _named(name: str) -> str:
+    """As a variable of the shell that whoever runs it sets."""
+    variable = re.sub(r"\W", "_", name).upper()
+    return f'{shlex.quote(f"{name}: ")}"${variable}"'
+
+
+def _signing(id: str, payload: str, prefix: str) -> list[str]:
+    return [
+        "# Set SIGNING_SECRET first, and BEARER_TOKEN if the credentials have one; neither is shown here.",
+        "# Receivers refuse a signature that is older than five minutes.",
+        f"BODY={shlex.quote(payload)}",
+        "NOW=$(date +%s)",
+        "STAMP=$(date -u +%Y-%m-%dT%H:%M:%S.000Z)",
+        _KEY,
+        f"# webhook-signature: base64 of HMAC-SHA256 over {id}.NOW.BODY",
+        f'SIGNATURE=$(printf %s "{id}.$NOW.$BODY" | {_HMAC} | base64)',
+        f"# {prefix}-SIGNATURE: hex of HMAC-SHA256 over STAMP and BODY, by the secret as it is written",
+        'HEX=$(printf %s "$STAMP$BODY" | openssl dgst -sha256 -hmac "$SIGNING_SECRET" | sed "s/.* //")',
+    ]
+
+
+def _signed_headers(prefix: str) -> list[str]:
+    return [
+        '"webhook-timestamp: $NOW"',
+        '"webhook-signature: v1,$SIGNATURE"',
+        f'"{prefix}-TIMESTAMP: $STAMP"',
+        f'"{prefix}-SIGNATURE: $HEX"',
+    ]

@@ -1,0 +1,143 @@
+"""What the desk asks for, as conditions on `dispatch_job`; the table's alias is `o`.
+
+An exact question becomes a `Filter`, which the indexes of the search serve. What they do not serve (patterns,
+words, targets) becomes conditions that are looked for among the rows of the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from homing.db import Dialect
+from homing.db.conditions import (
+    UNCLASSIFIED,
+    Conditions,
+    created,
+    either,
+    every_word,
+    is_like,
+    is_one_of,
+    is_pattern,
+    like,
+    matches,
+    select,
+)
+from homing.db.looking import Table
+from homing.desk.model import Phase, Wanted
+from homing.lanes.dispatch_jobs.filters import Filter
+from homing.lanes.dispatch_jobs.tsid import number_of
+
+PHASES: Final[Mapping[str, Phase]] = {
+    "PENDING": "waiting",
+    "IN_PROGRESS": "running",
+    "COMPLETED": "delivered",
+    "FAILED": "waiting",
+    "ERROR": "dead",
+    "CANCELLED": "stopped",
+}
+TABLE: Final = Table(
+    "dispatch_job",
+    "o.id",
+    "o.created_at",
+    "o.id, o.external_id, o.idempotency_key, o.status, o.source, o.type, o.group_id, o.target, o.target_url,"
+    " o.error_class, o.created_at",
+)
+#: Rows of these lie in an index in the order of ids; all others in the order of created_at and id.
+ORDERED: Final = ("IN_PROGRESS",)
+
+
+def states_of(wanted: Wanted) -> tuple[str, ...]:
+    """Those that are asked for; all of them when none is."""
+    if not wanted.phases and not wanted.states:
+        return tuple(PHASES)
+    return tuple(state for state, phase in PHASES.items() if phase in wanted.phases or state in wanted.states)
+
+
+def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
+    """All that is asked for, for who reads the table itself; None when no job can be that."""
+    states = states_of(wanted)
+    if not states:
+        return None
+    state = () if len(states) == len(PHASES) else (is_one_of("o.status", states),)
+    found = Conditions(state) + created(dialect, "o.created_at", wanted.since, wanted.until)
+    if wanted.id is not None:
+        found += by_id(wanted.id)
+    for column, value in (("type", wanted.type), ("source", wanted.source)):
+        if value is not None:
+            found += matches(dialect, f"o.{column}", column, value)
+    if wanted.error is not None:
+        found += _error(dialect, wanted.error)
+    return found + _metadata(dialect, wanted.meta) + _target_and_words(wanted, dialect)
+
+
+def filter_of(wanted: Wanted, state: str | None) -> Filter:
+    """As much of it as an index serves."""
+    is_dead = state == "ERROR" and wanted.error is not None and not is_pattern(wanted.error)
+    return Filter(
+        status=None if is_dead else state,
+        error_class=wanted.error if is_dead else None,
+        type=_exact(wanted.type),
+        source=_exact(wanted.source),
+        created_after=wanted.since,
+        created_before=wanted.until,
+        metadata=tuple(sorted((k, v) for k, v in wanted.meta.items() if not is_pattern(v))),
+    )
+
+
+def left_over(wanted: Wanted, state: str | None, dialect: Dialect) -> Conditions:
+    """What `filter_of` leaves over."""
+    found = Conditions()
+    for column, value in (("type", wanted.type), ("source", wanted.source)):
+        if value is not None and is_pattern(value):
+            found += matches(dialect, f"o.{column}", column, value)
+    if wanted.error is not None and filter_of(wanted, state).error_class is None:
+        found += _error(dialect, wanted.error)
+    patterns = {key: value for key, value in wanted.meta.items() if is_pattern(value)}
+    return found + _metadata(dialect, patterns) + _target_and_words(wanted, dialect)
+
+
+def _exact(value: str | None) -> str | None:
+    return None if value is None or is_pattern(value) else value
+
+
+def by_id(id: str) -> Conditions:
+    """A job's own id, or what its creator calls it."""
+    if (number := number_of(id)) is not None:
+        return Conditions(("o.id = :number",), {"number": number})
+    return Conditions(("(o.external_id = :key OR o.idempotency_key = :key)",), {"key": id})
+
+
+def _target_and_words(wanted: Wanted, dialect: Dialect) -> Conditions:
+    found = every_word(dialect, ("o.type", "o.source", "o.group_id"), wanted.words)
+    return found if wanted.to is None else found + _to(dialect, wanted.to)
+
+
+def _to(dialect: Dialect, to: str) -> Conditions:
+    """A URL is one; else it is a host, with its port or without. `target` is `scheme://host:port#credentials`."""
+    if "/" in to:
+        return matches(dialect, "o.target_url", "to", to)
+    host = like(to.lower())
+    return either(
+        is_like(dialect, "o.target", "to", f"%://{host}:%"),
+        is_like(dialect, "o.target", "to_port", f"%://{host}"),
+        is_like(dialect, "o.target", "to_port_of", f"%://{host}#%"),
+    )
+
+
+def _error(dialect: Dialect, error: str) -> Conditions:
+    """A job that arrived in the end has no error, though an attempt had one."""
+    unfinished = Conditions(("o.status <> 'COMPLETED'",))
+    if error == UNCLASSIFIED:
+        return unfinished + Conditions(("o.error_class IS NULL",))
+    return unfinished + matches(dialect, "o.error_class", "error", error)
+
+
+def _metadata(dialect: Dialect, meta: Mapping[str, str]) -> Conditions:
+    found = Conditions()
+    for number, (key, value) in enumerate(meta.items()):
+        entry = matches(dialect, "e.meta_value", f"meta_value{number}", value)
+        mine = ("e.dispatch_job_id = o.id", f"e.meta_key = :meta_key{number}", *entry.texts)
+        inside = select("1", "dispatch_job_metadata AS e", mine)
+        found += Conditions((f"EXISTS ({inside})",), {**entry.values, f"meta_key{number}": key})
+    return found

@@ -1,0 +1,69 @@
+"""What the desk does with many jobs at once: dead letters by error class, verbs by the thousand."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from homing.db.conditions import UNCLASSIFIED, is_pattern
+from homing.db.looking import Stream
+from homing.db.walking import Walk
+from homing.desk.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
+from homing.desk.model import DeadGroup, LaneName, Verb, Wanted
+from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.tsid import text_of
+
+FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
+    "requeue": ("ERROR", "CANCELLED"),
+    "cancel": ("PENDING", "FAILED"),
+    "send_now": ("PENDING", "FAILED"),
+}
+_BY_CLASS = "o.status = 'ERROR' AND o.error_class = :error"
+
+
+class JobDeadDesk(Walked):
+    name: LaneName = "dispatch_jobs"
+    from_states = FROM_STATES
+
+    def __init__(self, jobs: DispatchJobs) -> None:
+        super().__init__(jobs.database, __package__ or "")
+        self._jobs = jobs
+
+    async def dead_groups(self) -> Sequence[DeadGroup]:
+        rows = await self._ask("dead_codes", most=MOST_COUNTED, codes=MOST_CODES)
+        causes = [cause_of(row, is_lower_bound=row["count"] >= MOST_COUNTED) for row in rows]
+        said: dict[str | None, list[str]] = defaultdict(list)
+        going: dict[str | None, list[str]] = defaultdict(list)
+        for row in await self._ask("dead_words", most=MOST_READ_OF_EACH, codes=MOST_CODES) if rows else ():
+            said[row["code"]].append(row["text"] or "")
+            going[row["code"]].append(row["target"])
+        targets = {code: _most_frequent(some) for code, some in going.items()}
+        return groups_of("dispatch_jobs", causes, said, id_of=text_of, targets=targets)
+
+    async def act(self, verb: Verb, numbers: Sequence[int]) -> Sequence[int]:
+        verbs = {"requeue": self._jobs.requeue, "cancel": self._jobs.cancel, "send_now": self._jobs.send_now}
+        return await verbs[verb](numbers)
+
+    def _walk(self, wanted: Wanted, *, newest_first: bool) -> Way | None:
+        """By id through the dead of one class, or through all jobs: those of a state lie in another order."""
+        if self._database.dialect == "mongodb":
+            from homing.lanes.dispatch_jobs.mongo_desk_dead import walk_of  # noqa: PLC0415 - its driver is an extra
+
+            return walk_of(self._database, wanted, newest_first=newest_first)
+        found = conditions(wanted, self._database.dialect)
+        if found is None:
+            return None
+        by_class = wanted.error not in {None, UNCLASSIFIED} and not is_pattern(wanted.error or "")
+        ordered = (_BY_CLASS,) if by_class and wanted.states == ("ERROR",) else ()
+        return Walk(self._database, TABLE, Stream(ordered or _named(found.texts)), found, newest_first)
+
+
+def _named(texts: Sequence[str]) -> tuple[str, ...]:
+    """The one job that is asked for by its id."""
+    return tuple(text for text in texts if text.startswith("o.id = "))
+
+
+def _most_frequent(texts: Sequence[str]) -> str:
+    return Counter(texts).most_common(1)[0][0]

@@ -1,0 +1,108 @@
+"""Finds jobs for the desk on MongoDB: what the indexes leave over, as conditions on documents."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from homing.db import Query
+from homing.db.conditions import UNCLASSIFIED, is_pattern
+from homing.db.mongo import Columns, Session
+from homing.desk.model import Wanted
+from homing.lanes.dispatch_jobs.desk_conditions import PHASES, filter_of, states_of
+from homing.lanes.dispatch_jobs.desk_find import JobFinder
+from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows
+from homing.lanes.dispatch_jobs.tsid import number_of
+
+Match = dict[str, Any]
+
+
+class MongoJobFinder(JobFinder):
+    def _also(self, wanted: Wanted, state: str | None) -> Any:
+        return left_over(wanted, state) or None
+
+    async def _named(self, wanted: Wanted, before: int | None, limit: int) -> list[int]:
+        id = wanted.id or ""
+        names: list[Match] = [{"external_id": id}, {"idempotency_key": id}]
+        if (number := number_of(id)) is not None:
+            names.append({"_id": number})
+        below: list[Match] = [{"_id": {"$lt": before}}] if before is not None else []
+        conditions = [{"$or": names}, *below, *all_of(replace(wanted, id=None))]
+        found = await self._jobs.database.fetch(_NAMED, {"match": {"$and": conditions}, "limit": limit})
+        return [row["id"] for row in found]
+
+
+async def _named(session: Session, given: Given) -> list[Columns]:
+    steps = [
+        {"$match": given["match"]},
+        {"$sort": {"_id": -1}},
+        {"$limit": given["limit"]},
+        {"$project": {"_id": 1}},
+    ]
+    return rows({"id": one["_id"]} for one in await session.aggregate(JOBS, steps))
+
+
+_NAMED: Final = Query("desk_named", "", (), False, _named)
+
+
+def left_over(wanted: Wanted, state: str | None) -> list[Match]:
+    """What `filter_of` leaves over."""
+    found = [
+        {name: _matching(value)}
+        for name, value in (("type", wanted.type), ("source", wanted.source))
+        if value is not None and is_pattern(value)
+    ]
+    if wanted.error is not None and filter_of(wanted, state).error_class is None:
+        found += _error(wanted.error)
+    found += [_entry(key, value) for key, value in wanted.meta.items() if is_pattern(value)]
+    return [*found, *_target_and_words(wanted)]
+
+
+def all_of(wanted: Wanted) -> list[Match]:
+    states = states_of(wanted)
+    found: list[Match] = [] if len(states) == len(PHASES) else [{"status": {"$in": list(states)}}]
+    for name, value in (("type", wanted.type), ("source", wanted.source)):
+        found += [] if value is None else [{name: _matching(value)}]
+    for sign, moment in (("$gte", wanted.since), ("$lte", wanted.until)):
+        found += [] if moment is None else [{"created_at": {sign: moment}}]
+    found += _error(wanted.error) if wanted.error is not None else []
+    found += [_entry(key, value) for key, value in wanted.meta.items()]
+    return [*found, *_target_and_words(wanted)]
+
+
+def _matching(value: str) -> Any:
+    """A value, or a pattern of `*`, which does not tell capitals."""
+    if not is_pattern(value):
+        return value
+    return {"$regex": f"^{_expression(value)}$", "$options": "is"}
+
+
+def _expression(pattern: str) -> str:
+    return ".*".join(re.escape(part) for part in pattern.split("*"))
+
+
+def _error(error: str) -> list[Match]:
+    wanted = None if error == UNCLASSIFIED else _matching(error)
+    return [{"status": {"$ne": "COMPLETED"}}, {"error_class": wanted}]
+
+
+def _entry(key: str, value: str) -> Match:
+    return {"metadata": {"$elemMatch": {"k": key, "v": _matching(value)}}}
+
+
+def _target_and_words(wanted: Wanted) -> list[Match]:
+    found = [_word(word) for word in wanted.words]
+    return found if wanted.to is None else [*found, _to(wanted.to)]
+
+
+def _word(word: str) -> Match:
+    inside = {"$regex": _expression(word), "$options": "is"}
+    return {"$or": [{name: inside} for name in ("type", "source", "group_id")]}
+
+
+def _to(to: str) -> Match:
+    if "/" in to:
+        return {"target_url": _matching(to)}
+    return {"target": {"$regex": f"://{_expression(to.lower())}([:#]|$)", "$options": "i"}}

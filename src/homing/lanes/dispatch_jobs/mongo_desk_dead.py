@@ -1,0 +1,128 @@
+"""What the desk does with many jobs at once, on MongoDB."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from homing.db import Database, Query
+from homing.db.mongo import Columns, Document, Session
+from homing.desk.model import Wanted
+from homing.lanes.dispatch_jobs.mongo_desk import all_of
+from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows
+from homing.lanes.dispatch_jobs.tsid import number_of
+
+Match = dict[str, Any]
+
+_DEAD_INDEX = "homing_job_dead"
+
+
+# ── dead letters ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def dead_codes(session: Session, given: Given) -> list[Columns]:
+    """One jump per error class, and each counted up to a limit."""
+    classes = [*await _classes(session, given["codes"]), None]
+    found = [await _cause(session, one, given["most"]) for one in classes]
+    return rows(cause for cause in found if cause is not None)
+
+
+async def dead_words(session: Session, given: Given) -> list[Columns]:
+    classes = [*await _classes(session, given["codes"]), None]
+    found = [(one, job) for one in classes for job in await _dead(session, one, -1, given["most"])]
+    return rows(
+        {"code": one, "text": job.get("last_error"), "target": job.get("target", "")} for one, job in found
+    )
+
+
+async def _classes(session: Session, most: int) -> list[str]:
+    classes: list[str] = []
+    while len(classes) < most:
+        beyond: Match = {"$gt": classes[-1] if classes else ""}
+        following = {"status": "ERROR", "error_class": beyond}
+        found = await session.find(
+            JOBS, following, {"error_class": 1}, sort={"error_class": 1}, limit=1, hint=_DEAD_INDEX
+        )
+        if not found:
+            break
+        classes.append(found[0]["error_class"])
+    return classes
+
+
+async def _dead(session: Session, error_class: str | None, direction: int, limit: int) -> list[Document]:
+    chosen = {"status": "ERROR", "error_class": error_class}
+    columns = {"last_error": 1, "target": 1, "completed_at": 1, "updated_at": 1}
+    return await session.find(JOBS, chosen, columns, sort={"_id": direction}, limit=limit, hint=_DEAD_INDEX)
+
+
+async def _cause(session: Session, error_class: str | None, most: int) -> Match | None:
+    newest = await _dead(session, error_class, -1, 1)
+    if not newest:
+        return None
+    oldest = await _dead(session, error_class, 1, 1) or newest
+    match = {"status": "ERROR", "error_class": error_class}
+    return {
+        "code": error_class,
+        "count": await _counted(session, match, most, hint=_DEAD_INDEX),
+        "newest": newest[0]["_id"],
+        "text": newest[0].get("last_error"),
+        "last_at": _ended(newest[0]),
+        "first_at": _ended(oldest[0]),
+    }
+
+
+def _ended(job: Document) -> Any:
+    return job.get("completed_at") or job.get("updated_at")
+
+
+async def _counted(session: Session, match: Match, most: int, **hint: str) -> int:
+    steps: list[Match] = [{"$match": match}, {"$limit": max(1, most)}, {"$count": "count"}]
+    found = await session.aggregate(JOBS, steps, **hint)
+    return int(found[0]["count"]) if found else 0
+
+
+# ── walks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class MongoWalk(Struct, frozen=True):
+    """Through all jobs that are meant, in the order of their ids."""
+
+    database: Database
+    match: Match
+    newest_first: bool
+
+    async def numbers(self, after: int | None, limit: int) -> list[int]:
+        beyond = {"_id": {"$lt" if self.newest_first else "$gt": after}}
+        match = self.match if after is None else {"$and": [self.match, beyond]}
+        direction = -1 if self.newest_first else 1
+        rows_ = await self.database.fetch(_WALK, {"match": match, "limit": limit, "direction": direction})
+        return [row["id"] for row in rows_]
+
+    async def count(self, most: int) -> int:
+        rows_ = await self.database.fetch(_COUNT, {"match": self.match, "most": most})
+        return int(rows_[0]["count"])
+
+
+def walk_of(database: Database, wanted: Wanted, *, newest_first: bool) -> MongoWalk:
+    conditions = all_of(wanted)
+    if wanted.id is not None:
+        names: list[Match] = [{"external_id": wanted.id}, {"idempotency_key": wanted.id}]
+        number = number_of(wanted.id)
+        conditions.append({"$or": names if number is None else [*names, {"_id": number}]})
+    return MongoWalk(database, {"$and": conditions} if conditions else {}, newest_first)
+
+
+async def _numbers(session: Session, given: Given) -> list[Columns]:
+    found = await session.find(
+        JOBS, given["match"], {"_id": 1}, sort={"_id": given["direction"]}, limit=given["limit"]
+    )
+    return rows({"id": one["_id"]} for one in found)
+
+
+async def _count(session: Session, given: Given) -> list[Columns]:
+    return rows([{"count": await _counted(session, given["match"], given["most"])}])
+
+
+_WALK: Final = Query("desk_walk", "", (), False, _numbers)
+_COUNT: Final = Query("desk_count", "", (), False, _count)

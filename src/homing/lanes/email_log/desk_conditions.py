@@ -1,0 +1,104 @@
+"""What the desk asks for, as conditions on `email_log`; the table's alias is `o`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from homing.db import Dialect
+from homing.db.conditions import (
+    UNCLASSIFIED,
+    Conditions,
+    created,
+    either,
+    every_word,
+    has_recipient,
+    is_like,
+    is_one_of,
+    like,
+    matches,
+)
+from homing.db.looking import Table
+from homing.desk.model import Phase, Wanted
+
+PHASES: Final[Mapping[str, Phase]] = {
+    "Pending": "waiting",
+    "RetryQueued": "waiting",
+    "Sent": "delivered",
+    "Failed": "waiting",
+    "Dead": "dead",
+}
+TABLE: Final = Table(
+    "email_log",
+    "o.id",
+    "o.created_at",
+    "o.id, o.message_key, o.status, o.attempt_count, o.next_attempt_at, o.last_error, o.dead_reason,"
+    " o.to_address, o.cc_address, o.bcc_address, o.subject, o.template, o.created_at",
+)
+# Word for word as the index has it, which is how SQLite knows that the index serves it.
+_ENDED: Final = "o.status IN ('Failed', 'Dead', 'RetryQueued')"
+#: States whose rows lie in an index in the order of ids, and the condition that finds it.
+IN_ORDER: Final[Mapping[str, str]] = {
+    state: f"{_ENDED} AND o.status = '{state}'" for state in ("Failed", "Dead", "RetryQueued")
+}
+ORDERED: Final = tuple(IN_ORDER)
+_RECIPIENTS = ("o.to_address", "o.cc_address", "o.bcc_address")
+_PREFIX = "email_"
+_LONGEST_NUMBER = 18
+
+
+def number_of(id: str) -> int | None:
+    digits = id.removeprefix(_PREFIX)
+    is_one = id != digits and digits.isascii() and digits.isdigit() and len(digits) <= _LONGEST_NUMBER
+    return int(digits) if is_one else None
+
+
+def states_of(wanted: Wanted) -> tuple[str, ...]:
+    """Those that are asked for; all of them when none is."""
+    if not wanted.phases and not wanted.states:
+        return tuple(PHASES)
+    return tuple(state for state, phase in PHASES.items() if phase in wanted.phases or state in wanted.states)
+
+
+def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
+    """All that is asked for; None when no email can be that."""
+    states = states_of(wanted)
+    others = other_conditions(wanted, dialect)
+    if not states or others is None:
+        return None
+    return others if len(states) == len(PHASES) else Conditions((is_one_of("o.status", states),)) + others
+
+
+def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
+    """What is asked for beside the states. Emails have no source and no metadata."""
+    if wanted.source is not None or wanted.meta:
+        return None
+    found = created(dialect, "o.created_at", wanted.since, wanted.until)
+    if wanted.id is not None:
+        found += _by_id(wanted.id)
+    if wanted.type is not None:
+        found += matches(dialect, "o.template", "type", wanted.type)
+    if wanted.to is not None:
+        found += has_recipient(dialect, _RECIPIENTS, wanted.to)
+    if wanted.error is not None:
+        found += _error(dialect, wanted.error)
+    return found + every_word(dialect, ("o.subject", "o.template"), wanted.words)
+
+
+def _by_id(id: str) -> Conditions:
+    number = number_of(id)
+    if number is not None:
+        return Conditions(("o.id = :number",), {"number": number})
+    return Conditions(("o.message_key = :key",), {"key": id})
+
+
+def _error(dialect: Dialect, error: str) -> Conditions:
+    """A dead one has a reason; `last_error` of the others is `code: message`."""
+    unsent = Conditions(("o.status <> 'Sent'",))
+    if error == UNCLASSIFIED:
+        none = "o.dead_reason IS NULL AND (o.status = 'Dead' OR o.last_error IS NULL)"
+        return unsent + Conditions((none,))
+    reason = matches(dialect, "o.dead_reason", "reason", error)
+    alone = is_like(dialect, "o.last_error", "error", like(error))
+    with_message = is_like(dialect, "o.last_error", "errors", f"{like(error)}:%")
+    return unsent + either(reason, alone, with_message)

@@ -1,0 +1,25 @@
+-- What the desk does with emails, on SQLite.
+
+-- name: dead_codes
+WITH newest AS MATERIALIZED (
+    SELECT id, dead_reason AS code, coalesce(last_attempt_at, created_at) AS at
+    FROM email_log
+    WHERE status = 'Dead'
+    ORDER BY id DESC
+    LIMIT :most
+), codes AS MATERIALIZED (
+    SELECT code, count(*) AS count, min(at) AS first_at, max(at) AS last_at, max(id) AS newest,
+        sum(count(*)) OVER () AS looked
+    FROM newest
+    GROUP BY code
+    ORDER BY 2 DESC
+    LIMIT :codes
+)
+SELECT c.*, e.last_error AS text FROM codes AS c CROSS JOIN email_log AS e ON e.id = c.newest
+
+-- name: dead_words
+SELECT dead_reason AS code, last_error AS text
+FROM email_log
+WHERE status = 'Dead'
+ORDER BY id DESC
+LIMIT :most

@@ -1,0 +1,2 @@
+-- As on PostgreSQL.
+ALTER TABLE email_log ADD COLUMN traceparent TEXT;

@@ -1,0 +1,106 @@
+"""What the desk asks for, as conditions on `mail_outbox`; the table's alias is `o`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from homing.db import Dialect
+from homing.db.conditions import (
+    UNCLASSIFIED,
+    Conditions,
+    created,
+    either,
+    every_word,
+    has_recipient,
+    in_json,
+    is_like,
+    is_one_of,
+    like,
+    matches,
+)
+from homing.db.looking import Table
+from homing.desk.model import Phase, Wanted
+
+PHASES: Final[Mapping[str, Phase]] = {
+    "queued": "waiting",
+    "dispatching": "running",
+    "sent": "delivered",
+    "failed": "dead",
+    "cancelled": "stopped",
+    "expired": "stopped",
+}
+TABLE: Final = Table(
+    "mail_outbox",
+    "o.id",
+    "o.created_at",
+    "o.id, o.status, o.retry_count, o.next_attempt_at, o.last_error, o.to_address, o.cc_address,"
+    " o.bcc_address, o.subject, o.template, o.idempotency_key, o.metadata, o.created_at",
+)
+# Word for word as the index has it, which is how SQLite knows that the index serves it.
+_ENDED: Final = "o.status IN ('failed', 'cancelled', 'expired')"
+#: States whose rows lie in an index in the order of ids, and the condition that finds it.
+IN_ORDER: Final[Mapping[str, str]] = {
+    "dispatching": "o.status = 'dispatching'",
+    **{state: f"{_ENDED} AND o.status = '{state}'" for state in ("failed", "cancelled", "expired")},
+}
+ORDERED: Final = tuple(IN_ORDER)
+_PREFIX = "outbox_"
+_LONGEST_NUMBER = 18
+_RECIPIENTS = ("o.to_address", "o.cc_address", "o.bcc_address")
+
+
+def number_of(id: str) -> int | None:
+    digits = id.removeprefix(_PREFIX)
+    is_one = id != digits and digits.isascii() and digits.isdigit() and len(digits) <= _LONGEST_NUMBER
+    return int(digits) if is_one else None
+
+
+def states_of(wanted: Wanted) -> tuple[str, ...]:
+    """Those that are asked for; all of them when none is."""
+    if not wanted.phases and not wanted.states:
+        return tuple(PHASES)
+    return tuple(state for state, phase in PHASES.items() if phase in wanted.phases or state in wanted.states)
+
+
+def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
+    """All that is asked for; None when no mail can be that."""
+    states = states_of(wanted)
+    others = other_conditions(wanted, dialect)
+    if not states or others is None:
+        return None
+    return others if len(states) == len(PHASES) else Conditions((is_one_of("o.status", states),)) + others
+
+
+def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
+    """What is asked for beside the states."""
+    if wanted.source is not None:
+        return None
+    found = created(dialect, "o.created_at", wanted.since, wanted.until)
+    if wanted.id is not None:
+        found += _by_id(wanted.id)
+    if wanted.type is not None:
+        found += matches(dialect, "o.template", "type", wanted.type)
+    if wanted.to is not None:
+        found += has_recipient(dialect, _RECIPIENTS, wanted.to)
+    if wanted.error is not None:
+        found += _error(dialect, wanted.error)
+    found += every_word(dialect, ("o.subject", "o.template"), wanted.words)
+    return found + in_json(dialect, "o.metadata", wanted.meta)
+
+
+def _by_id(id: str) -> Conditions:
+    number = number_of(id)
+    if number is not None:
+        return Conditions(("o.id = :number",), {"number": number})
+    return Conditions(("o.idempotency_key = :key",), {"key": id})
+
+
+def _error(dialect: Dialect, error: str) -> Conditions:
+    """`last_error` is `code: message`. Of what was sent it tells of trouble on the way."""
+    unsent = Conditions(("o.status <> 'sent'",))
+    if error == UNCLASSIFIED:
+        return unsent + Conditions(("o.last_error IS NULL",))
+    alone = is_like(dialect, "o.last_error", "error", like(error))
+    with_message = is_like(dialect, "o.last_error", "errors", f"{like(error)}:%")
+    return unsent + either(alone, with_message)

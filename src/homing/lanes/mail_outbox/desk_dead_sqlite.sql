@@ -1,0 +1,28 @@
+-- What the desk does with mails of the outbox, on SQLite.
+
+-- fragment: code
+substr(last_error, 1, instr(last_error || ':', ':') - 1)
+
+-- name: dead_codes
+WITH newest AS MATERIALIZED (
+    SELECT id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
+    FROM mail_outbox
+    WHERE status = 'failed'
+    ORDER BY id DESC
+    LIMIT :most
+), codes AS MATERIALIZED (
+    SELECT code, count(*) AS count, min(at) AS first_at, max(at) AS last_at, max(id) AS newest,
+        sum(count(*)) OVER () AS looked
+    FROM newest
+    GROUP BY code
+    ORDER BY 2 DESC
+    LIMIT :codes
+)
+SELECT c.*, o.last_error AS text FROM codes AS c CROSS JOIN mail_outbox AS o ON o.id = c.newest
+
+-- name: dead_words
+SELECT {code} AS code, last_error AS text
+FROM mail_outbox
+WHERE status = 'failed'
+ORDER BY id DESC
+LIMIT :most

@@ -1,0 +1,29 @@
+-- What the desk does with notifications, on PostgreSQL. Another program may read and write every row.
+
+-- fragment: code
+-- What another program wrote may be no JSON, so its text is looked through.
+substring(error FROM '"code"\s*:\s*"([^"]*)"')
+
+-- name: dead_codes
+WITH newest AS MATERIALIZED (
+    SELECT notification_id AS id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
+    FROM open_event_notifications
+    WHERE lower(fanout_status) = 'failed'
+    ORDER BY notification_id DESC
+    LIMIT :most
+), codes AS MATERIALIZED (
+    SELECT code, count(*) AS count, min(at) AS first_at, max(at) AS last_at, max(id) AS newest,
+        (sum(count(*)) OVER ())::bigint AS looked
+    FROM newest
+    GROUP BY code
+    ORDER BY 2 DESC
+    LIMIT :codes
+)
+SELECT c.*, n.error AS text FROM codes AS c JOIN open_event_notifications AS n ON n.notification_id = c.newest
+
+-- name: dead_words
+SELECT {code} AS code, error AS text
+FROM open_event_notifications
+WHERE lower(fanout_status) = 'failed'
+ORDER BY notification_id DESC
+LIMIT :most

@@ -1,0 +1,155 @@
+"""Alerts to people: what is looked at, whom they go to, and the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from homing.alerts.deaths import Feed, FoundDeaths, NotedDeaths
+from homing.alerts.desk import Alerts as Desk
+from homing.alerts.eyes import BacklogEye, Crew, Eye, IdleEye, TargetEye, WorkerEye, jobs_due, mails_due
+from homing.alerts.post import PACKAGED_TEMPLATES, Post, Ways, Webhook
+from homing.alerts.rules import Terms
+from homing.alerts.store import AlertStore
+from homing.alerts.watch import Watch
+from homing.db import Database, iso
+from homing.errors import InvalidRequest, SettingsError
+from homing.lanes.dispatch_jobs.tsid import number_of, text_of
+from homing.parts.emails import Emails
+from homing.parts.ground import Ground
+from homing.parts.jobs import Jobs
+from homing.parts.mails import Mails
+from homing.parts.notifications import Notifications
+from homing.senders.drafts import checked_recipients
+from homing.senders.egress import EgressGuard
+from homing.settings import Settings
+from homing.workers.fleet import Fleet
+
+OldestDue = Callable[[], Awaitable[float]]
+
+
+class Alerts:
+    def __init__(
+        self,
+        ground: Ground,
+        *,
+        mails: Mails,
+        jobs: Jobs,
+        emails: Emails,
+        notifications: Notifications,
+        fleet: Fleet,
+    ) -> None:
+        settings = ground.settings
+        self._ground, self._terms = ground, terms_of(settings)
+        self._mails, self._jobs, self._emails, self._notifications = mails, jobs, emails, notifications
+        self._fleet = fleet
+        self.ways = ways_of(settings, jobs.egress)
+        self._store = AlertStore(ground.database)
+        post = Post(
+            self._store,
+            self.ways,
+            mails.outbox,
+            jobs.store,
+            ground.telemetry,
+            templates=ground.templates(PACKAGED_TEMPLATES),
+            base_url=lambda: ground.base_url,
+        )
+        self.watch = Watch(
+            self._store,
+            post,
+            self._terms,
+            ground.telemetry,
+            owner=ground.owner,
+            feeds=self._feeds(),
+            eyes=self._eyes(),
+            interval=settings.alert_interval_seconds,
+        )
+        self.desk = Desk(self._store, post, self.watch.round)
+
+    def _feeds(self) -> list[Feed]:
+        main, jobs = self._ground.database, self._jobs.database
+        feeds: list[Feed] = [
+            self._noted("mail_outbox", main, lambda number: f"outbox_{number}"),
+            self._noted("email_log", main, lambda number: f"email_{number}"),
+        ]
+        # On MongoDB nothing notes who dies.
+        if jobs.dialect != "mongodb":
+            feeds.append(self._noted("dispatch_jobs", jobs, text_of))
+        return [*feeds, FoundDeaths("open_events", self._notifications.database, self._store)]
+
+    def _noted(self, lane: str, database: Database, name_of: Callable[[int], str]) -> NotedDeaths:
+        return NotedDeaths(lane, database, self._store, name_of)
+
+    def _eyes(self) -> list[Eye]:
+        due = self._oldest_due()
+        eyes: list[Eye] = [BacklogEye(lane, oldest, self._terms) for lane, oldest in due.items()]
+        if self._jobs.database.dialect != "mongodb":
+            eyes.append(TargetEye(self._jobs.database, self._terms, self.ways.alert_target))
+        return [*eyes, IdleEye(due, self._crew, self._terms), WorkerEye(self._crew)]
+
+    def _oldest_due(self) -> dict[str, OldestDue]:
+        due: dict[str, OldestDue] = {
+            "mail_outbox": mails_due(self._ground.database),
+            "email_log": self._emails.log.oldest_due,
+            "open_events": self._notifications.rows.oldest_due,
+        }
+        if self._jobs.database.dialect != "mongodb":
+            due["dispatch_jobs"] = jobs_due(self._jobs.database, self.ways.alert_target)
+        return due
+
+    async def _crew(self) -> Crew:
+        workers, pauses = await self._fleet.workers(), await self._fleet.pauses()
+        there = [one for one in workers if one.state in {"running", "stopping"}]
+        return Crew(
+            lanes=frozenset(lane.partition(":")[0] for one in there for lane in one.lanes),
+            paused=frozenset(pause.name.partition(":")[0] for pause in pauses if pause.scope == "lane"),
+            lost={one.name: iso(one.seen_at) or "" for one in workers if one.state == "lost"},
+        )
+
+    def api(self) -> tuple[list[Any], dict[str, Any]]:
+        from homing.alerts.api import AlertsApi
+
+        return [AlertsApi], {"alerts": self.desk}
+
+
+def terms_of(settings: Settings) -> Terms:
+    return Terms(
+        cooldown=settings.alert_cooldown_seconds,
+        target_failures=settings.alert_target_failures,
+        backlog_age=settings.alert_backlog_age_seconds,
+        most_per_hour=settings.alert_most_per_hour,
+    )
+
+
+def ways_of(settings: Settings, egress: EgressGuard) -> Ways:
+    """Raises for what could never be delivered: an alert is the last that should die of a typo."""
+    return Ways(_recipients(settings.alert_mail_to), _webhook(settings, egress))
+
+
+def _recipients(given: str) -> str | None:
+    if not given:
+        return None
+    try:
+        return ", ".join(checked_recipients("HOMING_ALERT_MAIL_TO", given))
+    except InvalidRequest as error:
+        raise SettingsError(str(error)) from None
+
+
+def _webhook(settings: Settings, egress: EgressGuard) -> Webhook | None:
+    url, credentials = settings.alert_webhook_url, settings.alert_webhook_credentials_id
+    if url is None:
+        if credentials is not None:
+            raise SettingsError(
+                "HOMING_ALERT_WEBHOOK_CREDENTIALS_ID is set, and HOMING_ALERT_WEBHOOK_URL is not"
+            )
+        return None
+    if (refusal := egress.url_refusal(url)) is not None:
+        raise SettingsError(f"HOMING_ALERT_WEBHOOK_URL cannot be used: {refusal}")
+    if credentials is None:
+        return Webhook(url)
+    number = number_of(credentials)
+    if number is None:
+        raise SettingsError(
+            "HOMING_ALERT_WEBHOOK_CREDENTIALS_ID is no id of credentials: it has 13 characters"
+        )
+    return Webhook(url, number)

@@ -1,0 +1,101 @@
+"""What is counted, by this process and for all of them: tallies, traffic, and the first page made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from homing.db import Database
+from homing.db.backlog import Backlog
+from homing.db.tally import Tallies
+from homing.desk.desk import Desk
+from homing.desk.model import DeadGroup, LaneName
+from homing.desk.overview import Hand, Overview, QueueDepth, Sources, TargetTrouble
+from homing.desk.traffic import TrafficCount, TrafficTable
+from homing.lanes.dispatch_jobs.look import held_back
+from homing.parts.ground import Ground
+from homing.parts.jobs import Jobs
+from homing.parts.operations import Operations
+
+
+class Figures:
+    """`databases` are those with tallies; `desk` knows the lanes, and is asked for when somebody looks."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        jobs: Jobs,
+        operations: Operations,
+        *,
+        databases: Iterable[Database],
+        backlogs: Mapping[LaneName, Backlog],
+        desk: Callable[[], Desk],
+        keeps_everything: bool,
+    ) -> None:
+        self._backlogs, self._jobs, self._operations, self._desk = backlogs, jobs, operations, desk
+        self._keeps_everything = keeps_everything
+        self._tallies = [Tallies(database, ground.telemetry) for database in set(databases)]
+        self.traffic = TrafficTable(ground.database)
+        self.count = TrafficCount(self.traffic, ground.telemetry, lambda: datetime.now(UTC))
+
+    def keepers(self) -> list[Callable[[], Awaitable[None]]]:
+        """What goes on beside work and service, in every process."""
+        return [self.count.run, *(tallies.run for tallies in self._tallies)]
+
+    @cached_property
+    def overview(self) -> Overview:
+        lanes = self._desk().lanes
+        return Overview(
+            Sources(
+                backlogs=self._backlogs,
+                phases={name: lane.phases for name, lane in lanes.items()},
+                traffic=self.traffic,
+                dead=self._dead,
+                targets=self._targets,
+                hands=self._hands,
+                paused=self._paused,
+                queues=self._queues,
+                keeps_everything=self._keeps_everything,
+            )
+        )
+
+    async def _dead(self) -> Sequence[DeadGroup]:
+        """Of every lane: there is nothing in it but counts and names."""
+        return (await self._desk().dead_groups(may=lambda _scope: True)).groups
+
+    async def _targets(self) -> list[TargetTrouble]:
+        return [
+            TargetTrouble(view.target, view.state != "paused", view.reason or view.last_error)
+            for view in await held_back(self._jobs.store)
+        ]
+
+    async def _hands(self) -> list[Hand]:
+        workers = await self._operations.fleet.workers()
+        return [
+            Hand(worker.name, worker.state == "lost", worker.lanes, worker.silent_seconds)
+            for worker in workers
+            if worker.state != "stopped"
+        ]
+
+    async def _paused(self) -> dict[str, str]:
+        pauses = await self._operations.fleet.pauses()
+        return {pause.name: pause.asked_by for pause in pauses if pause.scope == "lane"}
+
+    async def _queues(self) -> list[QueueDepth]:
+        """Not those of dead letters: they wait for a person."""
+        measured = await self._operations.depths.look()
+        return [
+            QueueDepth(one.label, one.depth.waiting, one.depth.consumers)
+            for one in measured
+            if one.depth is not None and not one.holds_dead_letters
+        ]
+
+    def api(self) -> tuple[list[Any], dict[str, Any]]:
+        from homing.http.overview_api import OverviewApi
+
+        return [OverviewApi], {"overview": self.overview}
+
+    async def close(self) -> None:
+        await self.count.close()

@@ -1,0 +1,263 @@
+"""How fast the operator's desk answers over millions of messages: pages, query lines, a bulk run.
+
+The application is the real one, in a process of its own, on a real port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import platform
+import re
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from homing import service
+from homing.app import Homing
+from homing.db import Database, Query
+from homing.errors import HomingError
+from homing.proof.bench.child import in_child
+from homing.proof.bench.desk_paths import EVERYBODY, paths_of
+from homing.proof.bench.desk_sample import fill
+from homing.proof.bench.measure import Budget, percentile
+from homing.proof.bench.sample_mails import settle_down
+from homing.proof.bench.servers import fresh_database, postgres
+from homing.settings import Settings, load_settings
+from homing.telemetry import Telemetry
+
+Step = Callable[[str], None]
+
+LONGEST_MS: Final = 300.0
+#: Messages that a bulk run requeues, and the seconds that it may take.
+REQUEUED, LONGEST_RUN = 100_000, 60.0
+REQUESTS: Final = 40
+#: Processes that are started only for the first answer of every page.
+_FRESH = 3
+_TIMEOUT = 120.0
+
+
+class DeskJob(Struct, frozen=True):
+    database_url: str
+    paths: tuple[str, ...]
+    #: Of each page, after the first.
+    requests: int
+
+
+class BulkJob(Struct, frozen=True):
+    database_url: str
+
+
+class PageTime(Struct, frozen=True):
+    """Milliseconds from the request to the last byte of its answer."""
+
+    path: str
+    first: float
+    others: tuple[float, ...] = ()
+
+
+class PageTimes(Struct, frozen=True):
+    pages: tuple[PageTime, ...]
+
+
+class PageCost(Struct, frozen=True):
+    path: str
+    p50_ms: float
+    p95_ms: float
+    longest_ms: float
+    #: The slowest first answer of a process that has just begun.
+    first_ms: float
+
+
+class BulkCost(Struct, frozen=True):
+    requeued: int
+    seconds: float
+
+
+class DeskLine(Struct, frozen=True):
+    database: str
+    messages: int
+    filled_in: float
+    pages: tuple[PageCost, ...]
+    bulk: BulkCost
+
+
+class DeskTable(Struct, frozen=True):
+    machine: str
+    lines: tuple[DeskLine, ...]
+    budgets: tuple[Budget, ...]
+
+
+async def desk(
+    messages: int, in_file: int, step: Step, *, requests: int = REQUESTS, postgres_url: str | None = None
+) -> DeskTable:
+    """`messages` on PostgreSQL, `in_file` on SQLite; 0 leaves one out."""
+    lines = []
+    async with AsyncExitStack() as stack:
+        if messages:
+            server = stack.enter_context(postgres(postgres_url))
+            url = stack.enter_context(fresh_database(server))
+            lines.append(await _line("PostgreSQL", url, messages, requests, step))
+        if in_file:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            url = f"sqlite:///{Path(folder) / 'desk.db'}"
+            lines.append(await _line("SQLite", url, in_file, requests, step))
+    return DeskTable(machine(), tuple(lines), tuple(budget for line in lines for budget in budgets(line)))
+
+
+async def _line(name: str, url: str, messages: int, requests: int, step: Step) -> DeskLine:
+    step(f"{name}: filling in {messages:,} messages")
+    began = time.perf_counter()
+    version, paths = await make(url, messages)
+    filled_in = time.perf_counter() - began
+    step(f"{name}: first answers")
+    times = [await _times(DeskJob(url, paths, 0)) for _ in range(_FRESH)]
+    step(f"{name}: pages")
+    times.append(await _times(DeskJob(url, paths, requests)))
+    step(f"{name}: a bulk run")
+    bulk = await in_child(f"{__name__}:run_in_bulk", BulkJob(url), BulkCost)
+    return DeskLine(version, messages, filled_in, tuple(costs(times)), bulk)
+
+
+async def _times(job: DeskJob) -> PageTimes:
+    return await in_child(f"{__name__}:ask_every_page", job, PageTimes)
+
+
+def costs(times: Sequence[PageTimes]) -> Iterable[PageCost]:
+    """The last of them asked often, the others once."""
+    first: dict[str, float] = {}
+    for page in (page for one in times for page in one.pages):
+        first[page.path] = max(page.first, first.get(page.path, 0.0))
+    for page in times[-1].pages:
+        p50, p95 = percentile(page.others, 0.5), percentile(page.others, 0.95)
+        yield PageCost(page.path, p50, p95, max(page.others), first[page.path])
+
+
+def budgets(line: DeskLine) -> list[Budget]:
+    slowest = max(line.pages, key=lambda page: page.p95_ms)
+    latest = max(line.pages, key=lambda page: page.first_ms)
+    run = line.bulk.seconds * REQUEUED / max(1, line.bulk.requeued)
+    at_most: list[tuple[str, float, float, str]] = [
+        (f"slowest page, p95 ({slowest.path})", slowest.p95_ms, LONGEST_MS, " ms"),
+        (f"slowest first answer ({latest.path})", latest.first_ms, LONGEST_MS, " ms"),
+        (f"requeueing {REQUEUED:,}", run, LONGEST_RUN, " s"),
+    ]
+    return [
+        Budget(f"{line.database}: {what}", measured, bound, "most", unit=unit)
+        for what, measured, bound, unit in at_most
+    ]
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    names = Path("/proc/cpuinfo")
+    if names.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", names.read_text(), re.MULTILINE)):
+        model = found[1]
+    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}"
+
+
+# ── in the data ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def make(url: str, messages: int) -> tuple[str, tuple[str, ...]]:
+    """Fill a database; what it calls itself, and what is asked of it."""
+    homing = Homing(_settings(url), Telemetry())
+    try:
+        await homing.migrate()
+        await fill(homing.database, messages)
+        version = await _version(homing.database)
+        paths = tuple(await paths_of(homing))
+    finally:
+        await homing.close()
+    if version.startswith("PostgreSQL"):
+        await settle_down(url)
+    return version, paths
+
+
+async def _version(database: Database) -> str:
+    if database.dialect == "sqlite":
+        return f"SQLite {sqlite3.sqlite_version}"
+    (row,) = await database.fetch(Query("version", "SHOW server_version", (), False), {})
+    return f"PostgreSQL {str(row['server_version']).split()[0]}"
+
+
+def _settings(url: str) -> Settings:
+    flags = {
+        "database_url": url,
+        "mail_url": "memory://",
+        "encryption_key": "A" * 43 + "=",
+        "host": "127.0.0.1",
+        "port": 0,
+        "api_rate_per_second": 0.0,
+    }
+    return load_settings(flags, environ={})
+
+
+# ── in a process of its own ──────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def _served(url: str) -> AsyncIterator[tuple[Homing, str]]:
+    """A process as `homing serve` runs it: nobody works on the lanes, so that nothing changes meanwhile."""
+    homing, stop = Homing(_settings(url)), service.Stop()
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(service.run(homing, stop, api=True, work=[], ready=address.set_result))
+    try:
+        waited: set[asyncio.Future[Any]] = {running, address}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield homing, address.result()
+    finally:
+        stop.ask()
+        await running
+        await homing.close()
+
+
+async def ask_every_page(job: DeskJob) -> PageTimes:
+    async with _served(job.database_url) as (_, address):
+        return PageTimes(tuple(await asyncio.to_thread(_ask, address, job.paths, job.requests)))
+
+
+def _ask(address: str, paths: Sequence[str], requests: int) -> list[PageTime]:
+    """In turns, so that no page finds only its own rows in the cache of the database."""
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_TIMEOUT)
+    first = {path: _timed(connection, path) for path in paths}
+    others: dict[str, list[float]] = {path: [] for path in paths}
+    for _ in range(requests):
+        for path in paths:
+            others[path].append(_timed(connection, path))
+    connection.close()
+    return [PageTime(path, first[path], tuple(others[path])) for path in paths]
+
+
+def _timed(connection: http.client.HTTPConnection, path: str) -> float:
+    began = time.perf_counter()
+    connection.request("GET", path, headers={"Accept": "text/html, */*"})
+    answer = connection.getresponse()
+    answer.read()
+    if answer.status != http.client.OK:
+        raise HomingError(f"GET {path} was answered with {answer.status}")
+    return (time.perf_counter() - began) * 1000
+
+
+async def run_in_bulk(job: BulkJob) -> BulkCost:
+    """Requeue all dead jobs, from the order to the last row."""
+    async with _served(job.database_url) as (homing, _):
+        began = time.perf_counter()
+        run = await homing.bulk.runs.start("lane:dispatch_jobs status:dead", "requeue", EVERYBODY)
+        while not run.is_over:
+            await asyncio.sleep(0.1)
+            run = await homing.bulk.runs.existing(run.id)
+        if run.state != "done":
+            raise HomingError(f"the bulk run ended as {run.state}: {run.last_error}")
+        return BulkCost(run.done, time.perf_counter() - began)

@@ -1,0 +1,197 @@
+"""The first page: what it shows of a real lane, what it says of trouble, and what it does without answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from msgspec.structs import replace
+from tests.outbox import Bench, bench
+
+from homing.desk import query
+from homing.desk.attention import attention
+from homing.desk.model import DeadGroup, LaneName, Phase, Wanted
+from homing.desk.overview import (
+    Hand,
+    LaneView,
+    Overview,
+    QueueDepth,
+    Sources,
+    TargetTrouble,
+    tempo,
+)
+from homing.desk.overview_model import Signs
+from homing.desk.traffic import NOTHING
+from homing.errors import Unreachable
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+PHASES: Mapping[str, Phase] = {
+    "queued": "waiting",
+    "dispatching": "running",
+    "sent": "delivered",
+    "failed": "dead",
+    "cancelled": "stopped",
+    "expired": "stopped",
+}
+QUIET = LaneView(
+    "mail_outbox",
+    {"queued": 7},
+    {"waiting": 7, "running": 0, "delivered": 0, "dead": 0, "stopped": 0},
+    0.0,
+    tempo(NOTHING),
+    (),
+)
+AT_WORK = Hand("a:1", False, ("mail_outbox", "email_log:send"))
+
+
+def kinds(signs: Signs) -> list[tuple[str, str]]:
+    return [(item.kind, item.level) for item in attention(signs)]
+
+
+def late(seconds: float, lane: LaneName = "mail_outbox") -> LaneView:
+    return replace(QUIET, lane=lane, oldest_due=seconds)
+
+
+def died(count: int, ago: timedelta, error: str | None = "timeout") -> DeadGroup:
+    return DeadGroup(
+        "dispatch_jobs", error, count, None, NOW - ago, "words", "0ARYZVZXW372S", "https://x:443"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        (Signs(NOW, [QUIET], hands=[]), []),
+        (Signs(NOW, [late(59)], hands=[AT_WORK]), []),
+        (Signs(NOW, [late(61)], hands=[AT_WORK]), [("backlog", "soon")]),
+        (Signs(NOW, [late(301)], hands=[AT_WORK]), [("backlog", "urgent")]),
+        (Signs(NOW, [late(301, "email_log")], hands=[AT_WORK]), [("backlog", "urgent")]),
+        (Signs(NOW, [late(31)], hands=[]), [("no_worker", "urgent")]),
+        (Signs(NOW, [late(31)], hands=None), []),
+        (Signs(NOW, [late(301)], paused={"mail_outbox": "user:ann"}, hands=[]), [("paused", "soon")]),
+        (Signs(NOW, dead=[died(9, timedelta(minutes=5))]), [("dead", "soon")]),
+        (Signs(NOW, dead=[died(10, timedelta(minutes=5))]), [("dead", "urgent")]),
+        (Signs(NOW, dead=[died(9000, timedelta(hours=2))]), [("dead", "soon")]),
+        (Signs(NOW, dead=[died(9000, timedelta(hours=25))]), []),
+        (Signs(NOW, dead=[died(n, timedelta(hours=2)) for n in range(1, 8)]), [("dead", "soon")] * 5),
+        (Signs(NOW, targets=[TargetTrouble("x", True)]), [("breaker", "soon")]),
+        (Signs(NOW, targets=[TargetTrouble("x", True)] * 30), [("breaker", "soon")] * 5),
+        (Signs(NOW, targets=[TargetTrouble("x", False)] * 30), [("target_paused", "note")]),
+        (Signs(NOW, hands=[Hand("b:2", True, ("mail_outbox",), 90.0)]), [("worker_lost", "soon")]),
+        (Signs(NOW, queues=[QueueDepth("q", 5, 0)]), [("queue", "soon")]),
+        (Signs(NOW, queues=[QueueDepth("q", 5, 1), QueueDepth("r", 0, 0), QueueDepth("s", 5)]), []),
+    ],
+)  # fmt: skip
+def test_what_needs_somebody(signs: Signs, expected: list[tuple[str, str]]) -> None:
+    assert kinds(signs) == expected
+
+
+@pytest.mark.parametrize(
+    ("delivered", "retried", "level"),
+    [(18, 1, None), (18, 2, None), (17, 3, "soon"), (9, 11, "urgent")],
+)
+def test_a_low_rate_of_success_is_told(delivered: int, retried: int, level: str | None) -> None:
+    hour = tempo(replace(NOTHING, delivered=delivered, retried=retried))
+    expected = [] if level is None else [("failing", level)]
+    assert kinds(Signs(NOW, [replace(QUIET, hour=hour)])) == expected
+
+
+def test_retention_is_a_topic_once_there_is_much_to_delete() -> None:
+    full = replace(QUIET, phases={**QUIET.phases, "delivered": 1_000_001})
+    assert kinds(Signs(NOW, [full], keeps_everything=True)) == [("retention", "note")]
+    assert kinds(Signs(NOW, [full])) == []
+
+
+def test_the_most_urgent_comes_first_and_leads_to_where_it_can_be_mended() -> None:
+    found = attention(
+        Signs(
+            NOW,
+            [late(400)],
+            dead=[died(1204, timedelta(minutes=3), "connect_timeout"), died(3, timedelta(hours=3), None)],
+            targets=[TargetTrouble("https://x:443", False)],
+            hands=[AT_WORK, Hand("b:2", True, ("mail_outbox",), 200.0)],
+        )
+    )
+    assert [item.level for item in found] == ["urgent", "urgent", "soon", "soon", "note"]
+    assert found[0].title == "Mails are late"
+    assert found[0].detail == "7 mails wait, the oldest for 7 minutes"
+    assert found[1].title == "1,204 webhooks given up: connect_timeout"
+    assert found[3].detail == "it was last heard of 3 minutes ago"
+    lines = [parse_qs(urlsplit(item.link).query).get("q", [""])[0] for item in found]
+    wanted = [one for line in lines[:3] if isinstance(one := query.read(line, NOW), Wanted)]
+    assert [(one.lanes, one.phases, one.error) for one in wanted] == [
+        (("mail_outbox",), ("waiting",), None),
+        (("dispatch_jobs",), ("dead",), "connect_timeout"),
+        (("dispatch_jobs",), ("dead",), "unclassified"),
+    ]
+    assert [item.link for item in found[3:]] == ["/workers", "/targets?state=paused"]
+
+
+# ── with real lanes ──────────────────────────────────────────────────────────────────────────────
+
+
+def sources(opened: Bench) -> Sources:
+    homing = opened.homing
+    return Sources({"mail_outbox": homing.mail.backlog}, {"mail_outbox": PHASES}, homing.figures.traffic)
+
+
+async def test_what_a_lane_did_is_shown(database_url: str) -> None:
+    async with bench(database_url) as opened:
+        await opened.insert(5)
+        await opened.deliver(limit=4)
+        await opened.homing.figures.count.flush()
+        now = datetime.now(UTC)
+        overview = Overview(sources(opened))
+        for hours, step, points in ((3, timedelta(minutes=5), 36), (24, timedelta(minutes=30), 48)):
+            view = await overview.look(now, hours=3 if hours == 3 else 24)
+            (lane,) = view.lanes
+            assert lane.counts["queued"] == 1
+            assert lane.counts["sent"] == 4
+            assert (lane.phases["waiting"], lane.phases["delivered"]) == (1, 4)
+            assert (lane.hour.attempts, lane.hour.success) == (4, 1.0)
+            assert lane.hour.p50 is not None
+            assert lane.hour.p50 <= (lane.hour.p95 or 0)
+            assert lane.hour.wait_p95 is not None
+            assert len(lane.series) == points
+            assert {
+                later.at - point.at for point, later in zip(lane.series, lane.series[1:], strict=False)
+            } == {step}
+            assert now - step < lane.series[-1].at <= now
+            assert sum(point.delivered for point in lane.series) == 4
+            assert view.notes == ()
+
+
+async def test_who_does_not_answer_is_left_out_and_named(sqlite_url: str) -> None:
+    async def away() -> Sequence[TargetTrouble]:
+        raise Unreachable("away")
+
+    async with bench(sqlite_url) as opened:
+        await opened.insert()
+        asked = Sources(**{**vars(sources(opened)), "targets": away})
+        view = await Overview(asked).look(datetime.now(UTC))
+        assert view.lanes[0].counts["queued"] == 1
+        assert view.notes == ("The targets could not be asked for just now.",)
+
+
+async def test_many_who_look_at_once_cost_as_much_as_one(sqlite_url: str) -> None:
+    asked = 0
+
+    async def dead() -> Sequence[DeadGroup]:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        return ()
+
+    seconds = 0.0
+    async with bench(sqlite_url) as opened:
+        overview = Overview(Sources(**{**vars(sources(opened)), "dead": dead}), lambda: seconds)
+        now = datetime.now(UTC)
+        await asyncio.gather(*(overview.look(now) for _ in range(20)))
+        await overview.look(now)
+        assert asked == 1
+        seconds += 2.1
+        await overview.look(now)
+        assert asked == 2

@@ -1,0 +1,164 @@
+"""Targets on the desk: found, looked at, limited, paused, resumed, tested; and who may do so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from html import unescape
+
+import pytest
+from tests.http.door import Door
+from tests.http.pages.visitor import OWN, Visitor, door_with_people, forms_of, visiting
+from tests.jobs import JobBench
+
+from homing.lanes.dispatch_jobs.credentials import CreateCredentials
+from homing.lanes.dispatch_jobs.target_look import TargetFilter, TargetLook
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.testing.http_sink import Answer, HttpSink
+
+ACTIONS = {"/targets/pause", "/targets/limits", "/targets/test"}
+
+
+@pytest.fixture
+async def door(database_url: str) -> AsyncIterator[Door]:
+    async with door_with_people(database_url, jobs_breaker_failures=2) as door:
+        yield door
+
+
+@pytest.fixture
+async def operator(door: Door) -> AsyncIterator[Visitor]:
+    async with visiting(door, "operator") as visitor:
+        yield visitor
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[HttpSink]:
+    async with HttpSink({"/broken": Answer(status=500, body=b"<b>no</b>")}) as sink:
+        yield sink
+
+
+@pytest.fixture
+async def jobs(door: Door) -> AsyncIterator[JobBench]:
+    yield JobBench(door.homing, door.log)
+    await door.homing.webhooks.deliverer.drain(5)
+
+
+async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
+    door: Door, jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    assert "No target here" in await operator.read("/targets")
+    for _ in range(2):
+        await jobs.create(f"{sink.url}/broken")
+        await jobs.run_batch()
+    await jobs.create("http://127.0.0.9:1/odd", 3)
+    page = await operator.read("/targets")
+    assert page.count('<th scope="row">') == 2
+    assert "breaker open" in page
+    assert "HTTP 500" in page
+    assert '<td class="num">3</td>' in page
+    assert sink.url not in await operator.read("/targets", state="closed")
+    assert sink.url in await operator.read("/targets", state="open")
+    assert sink.url in await operator.read("/targets", q=sink.url.upper()[7:])
+    assert sink.url not in await operator.read("/targets", q="127.0.0.9")
+
+
+async def test_many_targets_come_page_by_page(door: Door, jobs: JobBench) -> None:
+    look = TargetLook(door.homing.jobs)
+    names = [f"http://t{number:03}.example:80" for number in range(230)]
+    for name in names[::2]:
+        await jobs.create(f"{name}/hook")
+    for name in names[1::2]:
+        await jobs.jobs.run("limit_target", target=name, max_concurrency=1, rate_per_second=None)
+    seen, after, pages = list[str](), "", 0
+    while True:
+        page = await look.page(TargetFilter(), after)
+        seen += [one.view.target for one in page.items]
+        pages += 1
+        if page.next is None:
+            break
+        after = page.next
+    assert seen == names
+    assert pages == 5
+    (one,) = (await look.page(TargetFilter("t228."))).items
+    assert one.load.waiting == 1
+    assert [one.view.target for one in (await look.page(TargetFilter("t22"))).items] == names[220:]
+
+
+async def test_one_target_is_paused_limited_and_resumed(
+    door: Door, jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    named = {"target": sink.url, "credentials": ""}
+    await jobs.create(f"{sink.url}/ok")
+    told = await operator.done("/targets/pause", **named, span="1h", reason="maintenance <b>")
+    assert told.startswith("Paused")
+    page = await operator.read("/targets/one", target=sink.url)
+    assert "maintenance &lt;b&gt;" in page
+    assert "Resume</button>" in page
+    await jobs.run_batch()
+    assert not sink.requests
+    assert "limits hold" in await operator.done("/targets/limits", **named, max_concurrency="2", rate_per_second="")
+    page = await operator.read("/targets/one", target=sink.url)
+    assert 'name="max_concurrency" type="number" min="1" max="10000" step="1" value="2"' in page
+    await operator.done("/targets/resume", **named)
+    await jobs.run_batch()
+    assert len(sink.requests) == 1
+    page = await operator.read("/targets/one", target=sink.url)
+    assert "100 %" in page
+    assert "1 of 1 attempts" in page
+    told_of = [(one["action"], one["object"], one["detail"], one["outcome"]) for one in await door.audit()]
+    assert told_of[1:] == [
+        ("dispatch.targets.pause", sink.url, {"seconds": 3600, "reason": "maintenance <b>"}, "done"),
+        ("dispatch.targets.limit", sink.url, {"maxConcurrency": "2"}, "done"),
+        ("dispatch.targets.resume", sink.url, None, "done"),
+    ]
+
+
+@pytest.mark.clause("JOB-25")
+async def test_a_test_event_is_signed_and_its_answer_shown(
+    door: Door, operator: Visitor, sink: HttpSink
+) -> None:
+    issued = await door.homing.credentials.create(CreateCredentials(name="shop"))
+    named = {"target": sink.url, "credentials": text_of(issued.row["id"])}
+    well = await operator.send("/targets/test", {**named, "url": f"{sink.url}/hook"})
+    assert well.status_code == 200
+    assert "it would have completed a job" in well.text
+    (request,) = sink.requests
+    assert request.path == "/hook"
+    assert b"homing.test" in request.body
+    assert "webhook-signature" in {name.lower() for name in request.headers}
+    broken = await operator.send("/targets/test", {**named, "url": f"{sink.url}/broken"})
+    assert "it would have failed" in broken.text
+    assert "HTTP 500" in broken.text
+    assert "&lt;b&gt;no&lt;/b&gt;" in broken.text
+    elsewhere = await operator.done("/targets/test", **named, url="http://127.0.0.1:1/x")
+    assert "is not one of" in elsewhere
+    actions = [(one["action"], one["outcome"]) for one in await door.audit()][1:]
+    assert actions == [("dispatch.targets.validate", outcome) for outcome in ("done", "done", "refused")]
+
+
+async def test_what_cannot_be_is_told_and_changes_nothing(operator: Visitor, sink: HttpSink) -> None:
+    named = {"target": sink.url, "credentials": ""}
+    for form, why in (
+        ({"max_concurrency": "many"}, "write a number"),
+        ({"max_concurrency": "0"}, "from 1 to 10,000"),
+        ({"rate_per_second": "1e9"}, "100,000"),
+    ):
+        assert why in await operator.done("/targets/limits", **named, **form)
+    response = await operator.send("/targets/pause", {"target": "nonsense", "span": "1h"})
+    assert response.status_code == 303
+    page = await operator.client.get("/targets/one", params={"target": "nonsense"})
+    assert page.status_code == 400
+    assert 'value=""' in unescape(await operator.read("/targets/one", target=sink.url))
+
+
+async def test_who_may_only_look_sees_no_buttons_and_is_refused(door: Door, sink: HttpSink) -> None:
+    async with visiting(door, "viewer") as viewer, visiting(door, "operator") as operator:
+        path = {"target": sink.url}
+        assert forms_of(await viewer.read("/targets/one", **path)) == set()
+        assert ACTIONS <= forms_of(await operator.read("/targets/one", **path))
+        for action in (*ACTIONS, "/targets/resume"):
+            assert (await viewer.send(action, path)).status_code == 403
+            forged = await operator.client.post(action, data={**path, "csrf": viewer.csrf}, headers=OWN)
+            assert forged.status_code == 403
+            bare = await operator.client.post(action, data={**path, "csrf": operator.csrf})
+            assert bare.status_code == 403
+    assert await door.homing.jobs.run("targets", after="", limit=10) == []

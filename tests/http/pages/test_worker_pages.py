@@ -1,0 +1,219 @@
+"""The pages /queues, /workers and /router, and what their forms do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from html import unescape
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from tests.http.door import Door, opened_door, url_with_tables
+
+from homing.brokers.base import Publication
+from homing.workers.model import Identity, LaneReport, PoolReport, Report, WarningReport
+
+ANN = Identity("ann:1", "ann", 1, "1.0", "first", ("mail_outbox", "email_log"), serves=False)
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    url = f"memory://{uuid4().hex}"
+    async with opened_door(url_with_tables(tmp_path), jobs_broker_url=url, email_broker_url=url) as opened:
+        yield opened
+
+
+async def beat(door: Door, who: Identity = ANN, state: Any = "running", report: Report | None = None) -> None:
+    given = report or Report((LaneReport("mail_outbox", 3, 100, 1234, 1200),))
+    await door.homing.fleet.beat(who, state, given, up_seconds=3600.0)
+
+
+async def lose(door: Door) -> None:
+    await door.sql("UPDATE homing_worker SET seen_at = '2020-01-01T00:00:00.000Z' RETURNING name")
+
+
+async def words(door: Door, path: str) -> str:
+    """What a person reads."""
+    page = await door.client.get(path)
+    assert page.status_code == 200, page.text
+    assert not re.search(r"<script(?! src=)|\sstyle=|\son[a-z]+=", page.text), "nothing inline"
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.text)).split())
+
+
+async def send(door: Door, path: str, **fields: str) -> httpx.Response:
+    return await door.client.post(path, data=fields, headers={"Origin": door.address})
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_workers_are_shown_with_what_they_do(door: Door) -> None:
+    assert "Nobody is at work" in await words(door, "/workers")
+    await beat(door)
+    told = await words(door, "/workers")
+    assert "ann:1" in told
+    assert "3 of 100" in told
+    assert "1,234" in told
+    assert "At work 1" in told
+    await lose(door)
+    told = await words(door, "/workers")
+    assert "Lost 1" in told
+    assert "Pause ann:1" not in told
+
+
+async def test_a_lane_is_paused_and_resumed_by_a_form(door: Door) -> None:
+    done = await send(door, "/workers/pause", scope="lane", name="mail_outbox", reason="the relay is moved")
+    assert (done.status_code, done.headers["location"]) == (303, "/workers")
+    (pause,) = await door.homing.fleet.pauses()
+    assert (pause.name, pause.reason, pause.asked_by) == ("mail_outbox", "the relay is moved", "loopback")
+    assert "the relay is moved" in await words(door, "/workers")
+    assert "paused" in await words(door, "/queues")
+    await send(door, "/workers/resume", scope="lane", name="mail_outbox")
+    assert await door.homing.fleet.pauses() == []
+    entries = [(entry["action"], entry["object"], entry["outcome"]) for entry in await door.audit()]
+    assert entries == [
+        ("workers.pause", "lane mail_outbox", "done"),
+        ("workers.resume", "lane mail_outbox", "done"),
+    ]
+
+
+async def test_a_worker_is_paused_and_what_does_not_exist_is_refused(door: Door) -> None:
+    await beat(door)
+    await send(door, "/workers/pause", scope="worker", name="ann:1")
+    assert [pause.name for pause in await door.homing.fleet.pauses()] == ["ann:1"]
+    refused = await send(door, "/workers/pause", scope="lane", name="<b>")
+    assert refused.status_code == 303
+    told = (await door.client.get("/workers")).text
+    assert "there is no lane" in told
+    assert "<b>" not in told
+    assert (await door.audit())[-1]["outcome"] == "refused"
+
+
+async def test_the_leases_of_a_lost_worker_are_released_by_a_form(door: Door) -> None:
+    (id,) = await door.insert()
+    await door.outbox.claim(1)
+    await door.sql("UPDATE mail_outbox SET locked_by = 'ann:1' WHERE id = :id RETURNING id", id=id)
+    assert "not known here" in await words(door, "/workers"), "of whom nothing was heard yet"
+    await beat(door)
+    await lose(door)
+    assert "Release its leases" in await words(door, "/workers")
+    await send(door, "/workers/release", name="ann:1")
+    assert (await door.row(id))["status"] == "queued"
+    assert (await door.audit())[-1]["action"] == "workers.release"
+
+
+async def test_who_may_only_look_sees_no_forms_and_changes_nothing(door: Door) -> None:
+    key = await door.key("desk:read", "router:read")
+    for path in ("/workers", "/queues", "/router"):
+        page = await door.ask("GET", path, key)
+        assert page.status_code == 200
+        assert 'action="/workers' not in page.text
+        assert 'action="/router' not in page.text
+    for path in ("/workers/pause", "/workers/resume", "/workers/release", "/router"):
+        refused = await door.ask("POST", path, key, data={"scope": "lane", "name": "mail_outbox"})
+        assert refused.status_code == 403
+    assert await door.homing.fleet.pauses() == []
+
+
+# ── queues ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_queues_show_how_much_waits_where(door: Door) -> None:
+    queues = door.homing.email_queues
+    await door.insert(7)
+    await door.homing.email_broker.publish(queues.send, [Publication(b"x")] * 5)
+    report = Report(pools=(PoolReport("DISPATCH-POOL", 5, 2, 41, 5),))
+    await beat(door, report=report)
+    told = await words(door, "/queues")
+    assert "mail_outbox 7 " in told
+    assert "email.dispatcher.send memory 5 0 0" in told
+    assert "DISPATCH-POOL 1 5 2 41 5" in told
+    assert "/messages?q=lane%3Amail_outbox" in (await door.client.get("/queues")).text
+    metrics = (await door.client.get("/metrics")).text
+    assert 'homing_queue_messages{queue="email.dispatcher.send",state="waiting"} 5.0' in metrics
+
+
+# ── the router ───────────────────────────────────────────────────────────────────────────────────
+
+
+FORM = {
+    "version": "0",
+    "queue_a_0": "orders.fifo", "queue_b_0": "Orders", "queue_c_0": "3",
+    "queue_a_2": "other.fifo",
+    "pool_a_0": "DISPATCH-POOL", "pool_b_0": "40", "pool_c_0": "600",
+    "pool_a_1": "SLOW", "pool_b_1": "2", "pool_c_1": "",
+    "connections": "2",
+}  # fmt: skip
+
+
+async def test_the_router_is_changed_by_a_form_and_as_json(door: Door) -> None:
+    assert "nobody has changed it" in await words(door, "/router")
+    done = await send(door, "/router", **FORM)
+    assert done.status_code == 303, done.text
+    config = (await door.client.get("/api/config")).json()
+    assert config == {
+        "queues": [
+            {"queueUri": "orders.fifo", "queueName": "Orders", "connections": 3},
+            {"queueUri": "other.fifo", "queueName": None, "connections": None},
+        ],
+        "processingPools": [
+            {"code": "DISPATCH-POOL", "concurrency": 40, "rateLimitPerMinute": 600},
+            {"code": "SLOW", "concurrency": 2, "rateLimitPerMinute": None},
+        ],
+        "connections": 2,
+    }
+    told = await words(door, "/router")
+    assert "Version 1" in told
+    (entry,) = await door.audit()
+    assert (entry["action"], entry["outcome"]) == ("router.change", "done")
+    assert entry["detail"]["processingPools"] == [
+        "DISPATCH-POOL: 40 at once, 600 a minute",
+        "SLOW: 2 at once",
+    ]
+    text = '{"queues": [{"queueUri": "q"}], "processingPools": [{"code": "P"}]}'
+    assert (await send(door, "/router", version="1", config=text)).status_code == 303
+    assert (await door.client.get("/api/config")).json()["processingPools"][0]["concurrency"] == 5
+
+
+WRONG = (
+    ({"pool_b_0": "0"}, "processingPools"),
+    ({"pool_b_0": "many"}, "write a number"),
+    ({"queue_a_0": "has a space"}, "no spaces"),
+    ({"pool_a_1": "DISPATCH-POOL"}, "is given 2 times"),
+    ({"config": "{"}, "JSON"),
+    ({"config": '{"queues": [], "processingPools": []}'}, "must name one at least"),
+)
+
+
+async def test_what_is_wrong_is_told_and_kept_in_the_form(door: Door) -> None:
+    for fields, why in WRONG:
+        refused = await send(door, "/router", **{**FORM, **fields})
+        assert refused.status_code == 400, fields
+        assert why in unescape(refused.text)
+        assert next(iter(fields.values())) in unescape(refused.text)
+    assert (await door.homing.router_configs.current())[1] == 0
+    assert {entry["outcome"] for entry in await door.audit()} == {"refused"}
+
+
+async def test_of_two_who_change_it_at_once_the_second_is_told(door: Door) -> None:
+    assert (await send(door, "/router", **FORM)).status_code == 303
+    late = await send(door, "/router", **{**FORM, "pool_b_0": "7"})
+    assert late.status_code == 409
+    assert "Somebody has changed it" in late.text
+    assert 'value="7"' in late.text, "what was written is not lost"
+    assert 'name="version" value="1"' in late.text, "and can be saved over theirs on purpose"
+    assert (await send(door, "/router", **{**FORM, "pool_b_0": "7", "version": "1"})).status_code == 303
+    assert (await door.homing.router_configs.current())[0].processing_pools[0].concurrency == 7
+
+
+async def test_the_router_page_shows_what_runs_and_what_it_warns_of(door: Door) -> None:
+    warning = WarningReport(datetime(2027, 1, 1, tzinfo=UTC), "unknown_pool", "q", "there is no pool <X>")
+    report = Report(pools=(PoolReport("DISPATCH-POOL", 5, 2, 41, 5),), warnings=(warning,))
+    await beat(door, report=report)
+    told = await words(door, "/router")
+    assert "DISPATCH-POOL 2 of 5, 41 in line" in told
+    assert "there is no pool <X>" in told
