@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ from homing.access.desk import Access
 from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
-from homing.db.migrate import Migration, Pending, check, load_migrations, migrate
+from homing.db.migrate import Migration, check, load_migrations, migrate
 from homing.db.patience import patiently
 from homing.engine.prune import plan, read_retention
 from homing.errors import SchemaError, SettingsError
@@ -83,11 +83,15 @@ class Homing:
         #: Where dispatch jobs, their credentials and their targets are; the other lanes' unless it is named.
         self.jobs_database = self.database
         if settings.jobs_database_url is not None:
-            self.jobs_database = connect(settings.jobs_database_url, makes_file=makes_file)
+            self.jobs_database = _connect(
+                "HOMING_JOBS_DATABASE_URL", settings.jobs_database_url, makes_file=makes_file
+            )
         #: Where notifications and subscriptions are: the file of another program, where one is named.
         self.notify_database = self.database
         if settings.notify_database_url is not None:
-            self.notify_database = connect(settings.notify_database_url, makes_file=makes_file)
+            self.notify_database = _connect(
+                "HOMING_NOTIFY_DATABASE_URL", settings.notify_database_url, makes_file=makes_file
+            )
         if self.notify_database.dialect == "mongodb":
             raise SettingsError("HOMING_NOTIFY_DATABASE_URL is SQLite or PostgreSQL")
         self.ground = Ground(settings, self.telemetry, self.database)
@@ -265,6 +269,12 @@ class Homing:
         unapplied = await self._unapplied()
         return [*unapplied, *await self._losses(unapplied)]
 
+    def _setting_of(self, database: Database) -> str | None:
+        if database is self.database:
+            return None
+        is_jobs = database is self.jobs_database
+        return "HOMING_JOBS_DATABASE_URL" if is_jobs else "HOMING_NOTIFY_DATABASE_URL"
+
     async def _unapplied(self) -> list[Migration]:
         found = [await check(database, wanted) for database, wanted in self.schemas]
         return [migration for one in found for migration in one.migrations]
@@ -277,7 +287,8 @@ class Homing:
 
     async def require_schema(self) -> None:
         """Raise unless the database can be reached and has the tables of this version."""
-        Pending(tuple(await self._unapplied())).require_none()
+        for database, wanted in self.schemas:
+            (await check(database, wanted)).require_none(self._setting_of(database))
         for loss in (await self._losses()).values():
             raise SchemaError(
                 f"another program has made its tables anew, without {loss}; `homing migrate` adds that again"
@@ -354,6 +365,14 @@ class Homing:
         await self.telemetry.tracing.close(min(self.settings.grace_seconds, _LAST_SPANS))
 
 
+def _connect(setting: str, url: str, *, makes_file: bool) -> Database:
+    """As `connect`; one of several databases says which it is."""
+    try:
+        return connect(url, makes_file=makes_file)
+    except SettingsError as error:
+        raise SettingsError(f"{setting}: {error}") from None
+
+
 class Work(Protocol):
     """Runs until it is told to stop."""
 
@@ -381,8 +400,8 @@ def make_telemetry(settings: Settings) -> Telemetry:
     return telemetry
 
 
-def warnings_for(settings: Settings) -> Sequence[str]:
-    """What works, but is probably not meant."""
+def warnings_for(settings: Settings, lanes: Collection[str] = LANES) -> Sequence[str]:
+    """What works, but is probably not meant; for a process that works on these lanes."""
     found = []
     if "catch://" in settings.mail_url and settings.database_url.startswith("postgres"):
         found.append(
@@ -394,7 +413,7 @@ def warnings_for(settings: Settings) -> Sequence[str]:
             "with homing.key in this folder, which processes elsewhere do not have, so that they can open "
             "neither; make one for all with `openssl rand -base64 32`"
         )
-    if (unusable := unusable_links(settings)) is not None:
+    if "open_events" in lanes and (unusable := unusable_links(settings)) is not None:
         found.append(unusable)
     if "memory://" in settings.mail_url:
         found.append("HOMING_MAIL_URL is memory://: mails are forgotten when the process ends")

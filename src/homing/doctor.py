@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from stat import S_IMODE
@@ -69,8 +70,22 @@ async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
     yield await _clock(homing)
     if migrated.well:
         yield await _credentials(homing)
+        yield await _workers(homing)
         if homing.database.dialect == "postgres":
             yield await _attempt_weeks(homing)
+
+
+async def _workers(homing: Homing) -> Finding:
+    """A pause that somebody forgot looks like an outage."""
+    pauses = await homing.fleet.pauses()
+    if pauses:
+        told = "; ".join(
+            f"{one.name} is paused by {one.asked_by}{f' ({one.reason})' if one.reason else ''}"
+            for one in pauses
+        )
+        return Finding("workers", False, f"{told}; `homing workers resume` ends it")
+    states = Counter(worker.state for worker in await homing.fleet.workers() if worker.state != "stopped")
+    return Finding("workers", True, ", ".join(f"{n} {state}" for state, n in states.items()) or "none is up")
 
 
 async def _other_databases(homing: Homing) -> AsyncIterator[Finding]:

@@ -45,7 +45,7 @@ async def run(
         _serving(homing, api=api) as address,
         _maintaining(lines),
         _pruning(homing, lanes),
-        _counting(homing),
+        _counting(homing, api=api),
         _alerting(homing),
         _beating(homing, lanes, api=api) as heartbeat,
     ):
@@ -193,9 +193,9 @@ async def _beating(homing: Homing, lanes: Sequence[str], *, api: bool) -> AsyncI
 
 
 @asynccontextmanager
-async def _counting(homing: Homing) -> AsyncIterator[None]:
+async def _counting(homing: Homing, *, api: bool) -> AsyncIterator[None]:
     """What this process did is written down every few seconds, and what all have appended is summed up."""
-    tasks = [asyncio.ensure_future(keep()) for keep in homing.figures.keepers()]
+    tasks = [asyncio.ensure_future(keep()) for keep in homing.figures.keepers(serves=api)]
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Generic, Literal, TextIO, TypeVar
 import msgspec
 import structlog
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -309,6 +309,7 @@ class Telemetry:
         self._lines = sink if isinstance(sink, _LineWriter) else None
         self.registry = registry if registry is not None else CollectorRegistry()
         metrics = _Metrics(self.registry)
+        ProcessCollector("homing", registry=self.registry)
         self._counters, self._gauges = metrics.counters, metrics.gauges
         self.log = _CountedLog(self._plain_log, self._counters["log_events"])
         self.in_flight, self.backlog = self._gauges["in_flight"], self._gauges["messages"]

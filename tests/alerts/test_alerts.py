@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.message import EmailMessage
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.alerts.bench import NOWHERE, PEOPLE, AlertBench, alert_bench, parsed
 
+from homing.alerts.rules import Cause
 from homing.alerts.store import AlertStore
 from homing.errors import InvalidRequest, SettingsError, Unreachable
 from homing.lanes.dispatch_jobs.credentials.orders import CreateCredentials
@@ -121,6 +124,38 @@ async def test_each_lane_notes_its_dead(database_url: str) -> None:
         await bench.pass_time(601)
         await bench.look()
         assert "1 mail was given up: unclassified" in (await bench.titles())[3:]
+
+
+async def test_an_error_that_is_no_word_holds_up_no_alert(database_url: str) -> None:
+    async with alert_bench(database_url) as bench:
+        job = await bench.job(NOWHERE)
+        odd = "two\nlines " + "x" * 1000
+        await bench.tables.change("dispatch_job", {"status": "ERROR", "error_class": odd}, id=job)
+        await bench.kill_mails(1)
+        await bench.look()
+        subjects = [mail["subject"] for mail in await bench.alert_mails()]
+        assert len(subjects) == 2
+        assert any("1 webhook was given up: two lines xxx" in subject for subject in subjects)
+        assert max(map(len, subjects)) < 300
+
+
+async def test_a_template_of_the_operators_own_is_taken_if_it_can_be(
+    database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "alert/v1").mkdir(parents=True)
+    (tmp_path / "alert/v1/en.subject.txt").write_text("Uh-oh: {{ title }}")
+    async with alert_bench(database_url, template_dir=str(tmp_path)) as bench:
+        await bench.kill_mails(1)
+        await bench.look()
+        (tmp_path / "alert/v1/en.subject.txt").write_text("{{ nonsense }}")
+        bench.homing.alerts_part.watch.post._templates._recheck_seconds = 0
+        await bench.kill_mails(1, "other: x")
+        await bench.look()
+        assert [mail["subject"] for mail in await bench.alert_mails()] == [
+            "Uh-oh: 1 mail was given up: invalid_recipient",
+            "[alert] Homing: 1 mail was given up: other",
+        ]
+        assert "nonsense" in bench.log.all("alert.template_failed")[0]["error"]
 
 
 async def test_the_dead_that_nobody_watched_over_are_no_news_in_another_programs_table(
@@ -320,6 +355,20 @@ async def test_of_several_processes_one_tells(database_url: str) -> None:
         (cause,) = await first.tables.rows("homing_alert_cause", kind="dead")
         count = msgspec.json.decode(told)["count"]
         assert count + cause["pending"] == 15, "each is counted once"
+
+
+async def test_a_verdict_over_what_somebody_else_has_judged_counts_for_nothing(database_url: str) -> None:
+    async with alert_bench(database_url) as bench:
+        store, now = bench.watch.store, await bench.tables.now()
+        cause = Cause("backlog:mail_outbox", "backlog", now, state="firing", level=1)
+        for facts in ({"age": 1}, {"age": 2}):
+            await store.tell(replace(cause, facts=facts), "fired", ["mail"])
+        assert [row["event"] for row in await bench.tables.rows("homing_alert")] == ["fired"]
+        (stood,) = (await store.causes()).values()
+        assert stood.facts == {"age": 1}
+        await store.tell(replace(stood, state="quiet"), "resolved", ["mail"])
+        await store.tell(replace(stood, state="quiet"), "resolved", ["mail"])
+        assert len(await bench.tables.rows("homing_alert")) == 2
 
 
 async def test_one_process_looks_and_another_follows_when_it_ends(database_url: str) -> None:

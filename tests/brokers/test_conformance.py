@@ -317,6 +317,20 @@ async def test_the_depth_is_told(peer: Peer) -> None:
     await until(is_told)
 
 
+async def test_what_is_in_a_queue_is_told_as_far_as_the_broker_knows(peer: Peer) -> None:
+    broker, queue = peer.open(), peer.queue()
+    await broker.publish(queue, texts("one", "two", "three"))
+    consumer = await peer.open().consume(queue, 1)
+    await receive(consumer, 1)
+
+    async def is_told() -> bool:
+        depth = await broker.measure(queue)
+        assert depth is not None
+        return depth.waiting == 2 and depth.held in {1, None} and depth.consumers in {1, None}
+
+    await until(is_told)
+
+
 async def test_a_queue_that_was_deleted_is_made_again_by_who_publishes(peer: Peer) -> None:
     broker, queue = peer.open(), peer.queue()
     await broker.publish(queue, texts("lost"))

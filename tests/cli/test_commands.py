@@ -259,7 +259,8 @@ def test_demo_shows_messages_that_fail_and_recover_within_ten_seconds(
         env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        until(lambda: "/caught/" in (page := read(f"{here}/")) and "/jobs/" in page)
+        until(lambda: "/caught/" in read(f"{here}/") and "lane-dispatch_jobs" in read(f"{here}/"))
+        until(lambda: 'href="/messages/0' in read(f"{here}/messages?q=lane:dispatch_jobs"))
         assert time.monotonic() - started < limit
         mails = f"{here}/api/mail?limit=100&status=sent"
         until(lambda: any(mail["retryCount"] for mail in json.loads(read(mails))["items"]))

@@ -79,6 +79,10 @@ async def work(bench: EmailBench, client: httpx.AsyncClient, sink: str) -> None:
         "UPDATE subscriptions SET status = 'unsubscribed' WHERE subscription_id = :id RETURNING 1 AS one",
         id=subscribers[0]["id"],
     )
+    await bench.sql(
+        "INSERT INTO homing_target (target, failures, open_until) "
+        "VALUES ('https://down.example.com', 9, '2099-01-01T00:00:00.000Z') RETURNING target"
+    )
     for line in (bench.homing.mail, bench.homing.webhooks, bench.homing.notify):
         await attempt(line)
     await bench.deliver()
@@ -99,6 +103,7 @@ def what_is_rare(telemetry: Telemetry) -> None:
     telemetry.email_scheduled(1, 1, None, reason=None, again=True)
     telemetry.routed("DISPATCH-POOL", "done")
     telemetry.router_pool("DISPATCH-POOL", lambda: 0)
+    telemetry.lane_paused("mail_outbox", is_on=False)
 
 
 async def scrape(client: httpx.AsyncClient, into: dict[str, dict[str, set[str]]]) -> None:

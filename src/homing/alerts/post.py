@@ -6,7 +6,7 @@ An alert by a way that does not work waits there like any other message, and is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,6 +17,7 @@ from homing.alerts.rules import Cause
 from homing.alerts.store import AlertStore, Waiting
 from homing.alerts.words import Told, Words, words_of
 from homing.db import iso
+from homing.errors import DatabaseError
 from homing.lanes.dispatch_jobs.dead_letters import ALERT_TYPE, SOURCE
 from homing.lanes.dispatch_jobs.job import NewJob
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
@@ -94,7 +95,12 @@ class Post:
         """Everything that was told and is not yet on its way; how many went."""
         waiting = await self._store.waiting()
         for one in waiting:
-            await self._hand_over(one)
+            try:
+                await self._hand_over(one)
+            except DatabaseError:
+                raise
+            except Exception as bug:  # noqa: BLE001 - one that cannot be written must not hold up the others
+                self._telemetry.crashed("alert.crashed", bug)
         return len(waiting)
 
     async def _hand_over(self, one: Waiting) -> None:
@@ -149,7 +155,7 @@ class Post:
             "facts": [{"name": name, "value": value} for name, value in words.facts],
             "advice": words.advice,
             "link": self._base_url() + words.link,
-            "at": iso(alert.at),
+            "at": f"{alert.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
         }
 
     # ── by webhook ───────────────────────────────────────────────────────────────────────────────
@@ -184,7 +190,9 @@ class Post:
             "link": self._base_url() + words.link,
             "facts": dict(alert.facts),
         }
-        return {"type": ALERT_TYPE, "timestamp": iso(alert.at), "data": data}
+        # Many a chat program shows what is called `text`, and leaves the rest alone.
+        text = f"{words.title}\n{data['link']}"
+        return {"type": ALERT_TYPE, "timestamp": iso(alert.at), "text": text, "data": data}
 
 
 def ways_in_words(ways: Sequence[str]) -> str:

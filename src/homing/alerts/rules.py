@@ -138,8 +138,10 @@ def _over(before: Cause, now: datetime) -> Verdict:
     after = replace(before, state="quiet", since=now, level=0)
     if not before.level or before.kind in _ONCE:
         return Verdict(after)
+    lasted = round((now - before.since).total_seconds())
+    told = replace(after, facts={**before.facts, "lasted": lasted})
     # One that is silenced ends in silence; where there is no room it stays until it can be told.
-    return Verdict(after, "resolved", after if before.silenced else before)
+    return Verdict(told, "resolved", after if before.silenced else before)
 
 
 def _firing(before: Cause, now: datetime, facts: Mapping[str, Any]) -> Cause:

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 from msgspec import Struct
 
 from homing.alerts.rules import Event, Kind
+from homing.senders.addresses import CONTROL
 
 #: One of a lane's messages, and several.
 _NOUNS: Final[Mapping[str, tuple[str, str]]] = {
@@ -18,6 +19,7 @@ _NOUNS: Final[Mapping[str, tuple[str, str]]] = {
     "email_log": ("email", "emails"),
     "open_events": ("notification", "notifications"),
 }
+_LONGEST = 200
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -43,9 +45,16 @@ class Words(Struct, frozen=True):
 
 
 def words_of(kind: Kind, event: Event, facts: Mapping[str, Any]) -> Words:
+    facts = {name: _line(value) for name, value in facts.items()}
     link = _link(kind, facts)
-    told = tuple((name, text) for name, text in _facts(kind, facts) if text)
+    details = _facts_of_end(facts) if event == "resolved" else _facts(kind, facts)
+    told = tuple((name, text) for name, text in details if text)
     return Words(_title(kind, event, facts), told, _advice(kind, event), link)
+
+
+def _line(value: Any) -> Any:
+    """An error's word may be another program's, and a subject has one line."""
+    return CONTROL.sub(" ", value)[:_LONGEST] if isinstance(value, str) else value
 
 
 def _title(kind: Kind, event: Event, facts: Mapping[str, Any]) -> str:
@@ -68,7 +77,7 @@ def _title(kind: Kind, event: Event, facts: Mapping[str, Any]) -> str:
 def _target_title(event: Event, facts: Mapping[str, Any]) -> str:
     place = place_of(facts.get("target", ""))
     if event == "resolved":
-        return f"{place} is asked again, and answers"
+        return f"{place} answers again"
     failures, level = facts.get("failures", 0), facts.get("level", 0)
     return f"{place} has failed {failures:,} times in a row ({level} % of the threshold)"
 
@@ -101,6 +110,12 @@ def _facts(kind: Kind, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         yield "Worker", str(facts.get("worker", ""))
         yield "Last seen", str(facts.get("seenAt", ""))
+
+
+def _facts_of_end(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "Lane", str(facts.get("lane", ""))
+    yield "Target", str(facts.get("target", "")).partition("#")[0]
+    yield "It lasted", span(facts.get("lasted", 0))
 
 
 def _advice(kind: Kind, event: Event) -> str:

@@ -17,6 +17,7 @@ from homing import __version__
 from homing.cli import (
     alerts,
     audit,
+    bulk,
     chaos,
     copying,
     credentials,
@@ -31,6 +32,7 @@ from homing.cli import (
     receiver,
     run,
     users,
+    workers,
 )
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
@@ -65,6 +67,7 @@ mails.add_to(app)
 doctor.add_to(app)
 health.add_to(app)
 prune.add_to(app)
+bulk.add_to(app)
 prove.add_to(app)
 chaos.add_to(app)
 credentials.add_to(app)
@@ -72,6 +75,7 @@ copying.add_to(app)
 receiver.add_to(app)
 keys.add_to(app)
 users.add_to(app)
+workers.add_to(app)
 alerts.add_to(app)
 audit.add_to(app)
 audit.watch(app)

@@ -53,7 +53,7 @@ def create(
 
     seconds = float(seconds_in(expires, "--expires")) if expires is not None else None
     order = KeyOrder(name, scope, seconds, rate)
-    key, row = run_async(_create(settings_from(config, database_url=database_url), order))
+    key, row, is_first = run_async(_create(settings_from(config, database_url=database_url), order))
     if json:
         print_json({"key": key, **row})
         return
@@ -63,12 +63,20 @@ def create(
         "`Authorization: Bearer …`.",
         style="dim",
     )
+    if is_first:
+        _err.print(
+            "It is the first: from now on every call needs a key, and the pages need a login, also on this "
+            "machine. `homing users add NAME --role admin` adds a person.",
+            style="yellow",
+        )
 
 
-async def _create(settings: Settings, order: KeyOrder) -> tuple[str, dict[str, Any]]:
+async def _create(settings: Settings, order: KeyOrder) -> tuple[str, dict[str, Any], bool]:
+    """The key, what there is to say of it, and whether anybody was let in before it."""
     async with opened_access(settings) as access:
+        is_first = not await access.is_configured()
         issued = await access.keys.create(order, by=typist())
-        return issued.key, _shown(issued.row)
+        return issued.key, _shown(issued.row), is_first
 
 
 def list_keys(json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import msgspec
 import typer
 
-from homing.cli import emails, jobs, mails, notifications
+from homing.cli import emails, jobs, mails, notifications, workers
 from homing.cli.jobs import (
     ErrorClass,
     ExternalId,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from homing.app import Homing
     from homing.db.backlog import Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
+    from homing.workers.model import Pause
 
 LaneName = Literal["mail_outbox", "dispatch_jobs", "email_log", "open_events"]
 
@@ -107,6 +108,7 @@ class _Status(msgspec.Struct, frozen=True):
     targets: Sequence[TargetView]
     #: Of notifications, when they are asked for: why they ended, who holds them, how often they were tried.
     questions: Mapping[str, Sequence[Mapping[str, Any]]]
+    pauses: Sequence[Pause]
 
 
 def status(
@@ -131,6 +133,7 @@ def status(
         print_table(jobs.targets_table(found.targets))
     for title, rows in found.questions.items():
         print_table(notifications.answer(title, rows))
+    workers.print_pauses(found.pauses)
 
 
 async def _status(settings: Settings, lane: LaneName | None) -> _Status:
@@ -152,7 +155,12 @@ async def _status(settings: Settings, lane: LaneName | None) -> _Status:
         }
         targets = await held_back(homing.jobs) if "dispatch_jobs" in lanes else []
         questions = await notifications.questions(homing) if lane == "open_events" else {}
-        return _Status(lanes, targets, questions)
+        pauses = [one for one in await homing.fleet.pauses() if _concerns(one, lane)]
+        return _Status(lanes, targets, questions, pauses)
+
+
+def _concerns(pause: Pause, lane: str | None) -> bool:
+    return lane is None or pause.scope == "worker" or pause.name.partition(":")[0] == lane
 
 
 def _status_json(found: _Status) -> dict[str, Any]:
@@ -164,6 +172,9 @@ def _status_json(found: _Status) -> dict[str, Any]:
         told["dispatch_jobs"]["targetsHeldBack"] = found.targets
     if "open_events" in told:
         told["open_events"].update(found.questions)
+    for pause in found.pauses:
+        if pause.scope == "lane":
+            told[pause.name.partition(":")[0]].setdefault("paused", []).append(pause)
     return told
 
 

@@ -57,6 +57,7 @@ def add_to(app: typer.Typer) -> None:
         memory,
         create,
         storage,
+        desk,
     ):
         bench.command()(command)
     app.add_typer(bench, name="bench")
@@ -251,6 +252,26 @@ def storage(
 
     with _steps(2) as step:
         _report(bench.storage(messages, step, postgres_url=postgres_url), show.storage_table, json=json)
+
+
+def desk(
+    messages: Annotated[
+        int, typer.Option("--messages", min=0, help="In all lanes, on PostgreSQL; 0 leaves it out.")
+    ] = 5_000_000,
+    in_file: Annotated[
+        int, typer.Option("--in-file", min=0, help="In all lanes, on SQLite; 0 leaves it out.")
+    ] = 1_000_000,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="For each page.")] = 40,
+    postgres_url: PostgresUrl = None,
+    json: Json = False,
+) -> None:
+    """How fast every page of the desk answers, and typical query lines; and a bulk run of the dead jobs."""
+    from homing.proof.bench import desk as bench
+    from homing.proof.bench import show
+
+    with _steps(3 * ((messages > 0) + (in_file > 0))) as step:
+        plan = bench.DeskPlan(messages, in_file, requests)
+        _report(bench.desk(plan, step, postgres_url=postgres_url), show.desk_table, json=json)
 
 
 def create(

@@ -143,7 +143,7 @@ def _flags(**flags: Any) -> dict[str, Any]:
 
 
 async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: bool) -> None:
-    from homing.app import opened, warnings_for
+    from homing.app import LANES, opened, warnings_for
     from homing.doctor import findings_of
     from homing.service import Stop, run
 
@@ -156,7 +156,7 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
         if (api or settings.metrics_port) and not is_loopback(settings.host):
             await homing.access.require_configured(settings.host)
         configured = await homing.access.is_configured()
-        for warning in warnings_for(settings):
+        for warning in warnings_for(settings, LANES if api else work):
             _out.print(f"[yellow]warning:[/] {warning}")
         homing.health.examine = lambda: findings_of(homing)
         stop = Stop()

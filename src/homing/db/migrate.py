@@ -40,10 +40,16 @@ class Pending(Struct, frozen=True):
 
     migrations: tuple[Migration, ...]
 
-    def require_none(self) -> None:
-        if self.migrations:
-            names = ", ".join(str(m) for m in self.migrations)
+    def require_none(self, setting: str | None = None) -> None:
+        """`setting` names the database where it is not the main one: its URL may just be wrong."""
+        if not self.migrations:
+            return
+        names = ", ".join(str(m) for m in self.migrations)
+        if setting is None:
             raise SchemaError(f"the database lacks {names}; run `homing migrate`")
+        raise SchemaError(
+            f"the database of {setting} lacks {names}; check that it is the one, then run `homing migrate`"
+        )
 
 
 def load_migrations(packages: Iterable[str], dialect: Dialect) -> list[Migration]:

@@ -246,4 +246,5 @@ def redact(url: str) -> str:
     user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
     query = "?***" if "password" in parts.query else f"?{parts.query}" if parts.query else ""
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else (parts.hostname or "")
-    return f"{parts.scheme}://{user}{host}{port}{parts.path}{query}"
+    scheme = f"{parts.scheme}://" if parts.scheme or parts.netloc else ""
+    return f"{scheme}{user}{host}{port}{parts.path}{query}"

@@ -37,6 +37,8 @@ PARTICIPLES: Final[Mapping[Verb, str]] = {
 MOST_COUNTED: Final = 1_000_000
 #: Seconds that a count may take before it is left at "at least".
 _LONGEST_COUNT = 3.0
+#: Of whoever does something here, beside the scopes of the lanes.
+_DESK = "desk:read"
 _OPEN_STATES = frozenset({"counting", "running"})
 _LAST = 2**63 - 1
 #: SQLite writes times to the millisecond: what was made in the very same one is meant, too.
@@ -177,9 +179,14 @@ class BulkRuns:
         plan = self.plan(wanted, verb)
         if not plan:
             raise InvalidRequest(f"query: names nothing that can be {PARTICIPLES[verb]}", "query")
-        for name in plan:
-            _require(may, self.lanes[name].scope, name, several=len(plan) > 1)
+        self._require_allowed(list(plan), may)
         return plan
+
+    def _require_allowed(self, lanes: Sequence[LaneName], may: May) -> None:
+        if not may(_DESK):
+            raise Forbidden(f"this needs the scope {_DESK}")
+        for name in lanes:
+            _require(may, self.lanes[name].scope, name, several=len(lanes) > 1)
 
     # ── how many ─────────────────────────────────────────────────────────────────────────────────
 
@@ -223,8 +230,11 @@ class BulkRuns:
     async def cancel(self, id: int, asker: Asker) -> BulkRun:
         """Stop it after the batch that is under way. What was done stays done."""
         run = await self.existing(id)
-        for name in run.lanes:
-            _require(asker.may, self.lanes[name].scope, name, several=len(run.lanes) > 1)
+        try:
+            self._require_allowed(run.lanes, asker.may)
+        except Forbidden as why:
+            await self._note(asker, "bulk.cancel", id, "refused", why=str(why))
+            raise
         rows = await self.run("cancel", id=id)
         if rows:
             await self._note(asker, "bulk.cancel", id)

@@ -20,14 +20,17 @@ from homing.db import Row
 from homing.desk.bulk import CHANNEL, BulkRun, BulkRuns, RunState, planned, run_of
 from homing.desk.model import LaneDesk, LaneName, Verb, Wanted
 from homing.engine.model import Monotonic
-from homing.engine.prune import Pace
 from homing.errors import DatabaseError, HomingError, Refused
 from homing.telemetry import Telemetry
 
 Result = TypeVar("Result")
 
-#: Of the time: the rest belongs to whoever delivers, above all where a file has one lock for all writers.
-SHARE: Final = 0.5
+#: Messages that one statement changes. Larger ones hold their locks for too long; smaller ones cost more than
+#: they spare, for on a busy machine each waits for its turn, however small it is.
+_FIRST_BATCH, _SMALLEST_BATCH, _LARGEST_BATCH = 1000, 500, 2000
+_LONG, _QUICK = 0.5, 0.15
+#: After each a pause of this share of its time, for whoever delivers: a file has one lock for all writers.
+_PAUSE, _LONGEST_REST = 0.5, 0.5
 LEASE_SECONDS: Final = 15.0
 #: How often a process looks for runs that nobody has, and how soon one that is looking notices a stop.
 _LONGEST_PAUSE = 1.0
@@ -81,6 +84,27 @@ class _Ended(Exception):
     """Nothing more is to be done here: the run was stopped or taken over, or this process ends."""
 
 
+class Pace:
+    """How large the next batch is, and how long the pause before it, by how long the last one took."""
+
+    def __init__(self, pause: float, monotonic: Monotonic) -> None:
+        self._pause, self._monotonic = pause, monotonic
+        self._began = monotonic()
+        self.batch = _FIRST_BATCH
+
+    def begin(self) -> None:
+        self._began = self._monotonic()
+
+    def end(self) -> float:
+        """Seconds to rest."""
+        took = self._monotonic() - self._began
+        if took > _LONG:
+            self.batch = max(_SMALLEST_BATCH, self.batch // 2)
+        elif took < _QUICK:
+            self.batch = min(_LARGEST_BATCH, self.batch * 2)
+        return min(took * self._pause, _LONGEST_REST)
+
+
 class BulkRunner:
     """One run at a time. Every process that serves or works has one; a lease keeps them apart."""
 
@@ -91,12 +115,12 @@ class BulkRunner:
         *,
         owner: str,
         lease_seconds: float = LEASE_SECONDS,
-        share: float = SHARE,
+        pause: float = _PAUSE,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self._runs, self._telemetry = runs, telemetry
         self._owner, self._lease_seconds = owner, lease_seconds
-        self._share, self._monotonic = share, monotonic
+        self._pause, self._monotonic = pause, monotonic
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -137,8 +161,7 @@ class BulkRunner:
     async def _carry(self, hold: _Hold) -> None:
         try:
             async with hold.kept():
-                pace = Pace(self._share, monotonic=self._monotonic, sleep=hold.rest)
-                await _Walk(hold, pace).to_the_end()
+                await _Walk(hold, Pace(self._pause, self._monotonic)).to_the_end()
             await self._finish(hold, "done")
         except _Ended:
             await self._leave(hold)
@@ -289,16 +312,17 @@ class _Walk:
                 await self._lane(hold.runs.lanes[name], wanted)
 
     async def _lane(self, lane: LaneDesk, wanted: Wanted) -> None:
+        self._pace.begin()
         numbers, changed = await self._first(lane, wanted)
-        tally, began = Tally(done=changed), self._pace.monotonic()
+        tally = Tally(done=changed)
         while True:
             # One statement for both: what the last batch came to, and what the next will be.
             await self._note(lane, numbers, tally)
             if not numbers:
                 return
-            await self._pace.rest(began)
+            await self._hold.rest(self._pace.end())
             self._hold.require_going_on()
-            began = self._pace.monotonic()
+            self._pace.begin()
             tally = await self._act(lane, numbers)
             self._advance(lane, numbers[-1])
             numbers = await self._numbers(lane, wanted, self._pace.batch)

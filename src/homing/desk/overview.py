@@ -10,11 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from homing.db.backlog import Snapshot
+from homing.db.lately import Lately
 from homing.desk.attention import attention
 from homing.desk.model import LANES, PHASES, DeadGroup, LaneName, Phase
 from homing.desk.overview_model import (
@@ -57,8 +59,13 @@ STEPS: Final[Mapping[Hours, timedelta]] = {3: timedelta(minutes=5), 24: timedelt
 
 #: Whoever looks twice within so many seconds gets the same answer.
 _REMEMBERED = 2.0
+#: An answer that is made again, and takes its time, may have been for so many before.
+_OLDEST = 10.0
 #: What has not answered by then is left out, and the page says so.
 _PATIENCE = 4.0
+#: To group dead letters reads thousands of rows: it is done beside the page, and only now and then.
+_GROUPED_FOR, _SHARE_FOR_GROUPING, _OLDEST_GROUPS = 10.0, 0.05, 600.0
+_PATIENCE_WITH_GROUPS = 0.5
 _HOUR = timedelta(hours=1)
 
 
@@ -99,18 +106,21 @@ class Sources:
 class Overview:
     def __init__(self, sources: Sources, monotonic: Monotonic = time.monotonic) -> None:
         self._sources = sources
-        self._lately = {hours: _Lately(monotonic, self._asked_for(hours)) for hours in STEPS}
+        self._dead = Lately(
+            sources.dead,
+            lambda took: max(_GROUPED_FOR, took / _SHARE_FOR_GROUPING),
+            monotonic,
+            oldest=_OLDEST_GROUPS,
+        )
+        self._lately = {
+            hours: Lately(partial(self._ask, hours), lambda _took: _REMEMBERED, monotonic, oldest=_OLDEST)
+            for hours in STEPS
+        }
 
     async def look(self, now: datetime, hours: Hours = 3) -> OverviewView:
         return await self._lately[hours](now)
 
-    def _asked_for(self, hours: Hours) -> Callable[[datetime], Awaitable[OverviewView]]:
-        async def ask(now: datetime) -> OverviewView:
-            return await self._ask(now, hours)
-
-        return ask
-
-    async def _ask(self, now: datetime, hours: Hours) -> OverviewView:
+    async def _ask(self, hours: Hours, now: datetime) -> OverviewView:
         asked = _Asked()
         signs, lanes = await asyncio.gather(self._signs(asked, now), self._lanes(asked, now, hours))
         signs = replace(signs, lanes=lanes)
@@ -119,7 +129,7 @@ class Overview:
     async def _signs(self, asked: _Asked, now: datetime) -> Signs:
         sources = self._sources
         found = await asyncio.gather(
-            asked("the dead letters", sources.dead, ()),
+            asked("the dead letters", self._dead, (), patience=_PATIENCE_WITH_GROUPS),
             asked("the targets", sources.targets, ()),
             asked("the workers", sources.hands, None),
             asked("what is paused", sources.paused, {}),
@@ -197,31 +207,12 @@ class _Asked:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    async def __call__(self, what: str, ask: Ask[Answer], otherwise: Any) -> Any:
+    async def __call__(
+        self, what: str, ask: Ask[Answer], otherwise: Any, *, patience: float = _PATIENCE
+    ) -> Any:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(patience):
                 return await ask()
         except (DatabaseError, TimeoutError):
             self.notes.append(f"{what[0].upper()}{what[1:]} could not be asked for just now.")
             return otherwise
-
-
-class _Lately(Generic[Answer]):
-    """One answer for all who ask within a moment: many open pages cost as much as one."""
-
-    def __init__(self, monotonic: Monotonic, ask: Callable[[datetime], Awaitable[Answer]]) -> None:
-        self._monotonic = monotonic
-        self._ask = ask
-        self._asking: asyncio.Future[Answer] | None = None
-        self._until = 0.0
-
-    async def __call__(self, now: datetime) -> Answer:
-        if self._asking is None or (self._asking.done() and self._monotonic() >= self._until):
-            self._asking = asyncio.ensure_future(self._ask(now))
-            self._asking.add_done_callback(self._answered)
-        return await asyncio.shield(self._asking)
-
-    def _answered(self, asking: asyncio.Future[Answer]) -> None:
-        # What went wrong is told to who waits for it, and to nobody after them.
-        failed = asking.cancelled() or asking.exception() is not None
-        self._until = 0.0 if failed else self._monotonic() + _REMEMBERED

@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, Router, get
 from litestar.config.response_cache import ResponseCacheConfig
-from litestar.datastructures import ResponseHeader
+from litestar.datastructures import CacheControlHeader, ResponseHeader
 from litestar.di import NamedDependency, Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -94,7 +94,7 @@ def build_app(
 
     Without a `door` nobody is asked for a key: for a test of some routes, or a benchmark of the framework.
     """
-    pages = [create_static_files_router("/static", [_package_folder("static")])] if static else []
+    pages = [_static_files()] if static else []
     app = Litestar(
         [live, ready, metrics, *routes, *pages],
         dependencies={
@@ -140,6 +140,12 @@ def _always(value: Any) -> Callable[[], Awaitable[Any]]:
         return value
 
     return provide
+
+
+def _static_files() -> Router:
+    """Their addresses change with their content, so browsers need not ask again."""
+    kept = CacheControlHeader(max_age=365 * 24 * 3600, public=True, immutable=True)
+    return create_static_files_router("/static", [_package_folder("static")], cache_control=kept)
 
 
 def _package_folder(name: str) -> str:

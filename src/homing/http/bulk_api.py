@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 
 from homing.access.api import ErrorReply
 from homing.access.principal import Principal
-from homing.db import iso
-from homing.desk.bulk import PARTICIPLES, Asker, BulkRun, BulkRuns
+from homing.desk.bulk import PARTICIPLES, Asker, BulkRuns
+from homing.desk.bulk_view import BulkView, CountView, bulk_view, count_view
 from homing.desk.desk import Desk
 from homing.desk.model import Verb
 from homing.errors import Forbidden, InvalidRequest, NotAllowed, NotFound
@@ -49,55 +49,10 @@ class BulkRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkn
     dry_run: bool = True
 
 
-class CountView(Struct, frozen=True, rename="camel"):
-    """How many would be changed."""
-
-    dry_run: bool
-    total: int
-    #: There are at least so many.
-    is_estimate: bool
-    lanes: dict[str, int]
-
-
-class BulkView(Struct, frozen=True, rename="camel"):
-    """One run, as it stands."""
-
-    id: int
-    verb: str
-    query: str
-    lanes: list[str]
-    created_by: str
-    created_at: str | None
-    #: counting, running, done, cancelled or failed
-    state: str
-    #: Null until they are counted.
-    total: int | None
-    is_estimate: bool
-    done: int
-    #: Were in no state for it any more.
-    skipped: int
-    #: Were refused by their database.
-    failed: int
-    started_at: str | None
-    updated_at: str | None
-    finished_at: str | None
-    last_error: str | None
-    per_second: float | None
-    seconds_left: float | None
-
-
 class BulkPage(Struct, frozen=True):
     items: list[BulkView]
     #: What to give as `before` to go on; null at the end.
     next: int | None
-
-
-def bulk_view(run: BulkRun) -> BulkView:
-    return BulkView(
-        run.id, run.verb, run.query, list(run.lanes), run.created_by, iso(run.created_at), run.state,
-        run.total, run.is_estimate, run.done, run.skipped, run.failed, iso(run.started_at),
-        iso(run.updated_at), iso(run.finished_at), run.last_error, run.speed, run.seconds_left,
-    )  # fmt: skip
 
 
 class BulkApi(Controller):
@@ -122,13 +77,9 @@ class BulkApi(Controller):
     ) -> Response[BulkView | CountView]:
         """Needs `desk:read`, and of every lane that the line touches the scopes to read and to operate."""
         asker = asker_of(request)
-        if not asker.may("desk:read"):
-            raise Forbidden(f"this needs the scope desk:read, which {asker.who} does not have")
         if data.dry_run:
             counted = await bulk_runs.count(bulk_runs.read(data.query), data.verb, asker.may)
-            lanes = {str(name): count for name, count in counted.lanes.items()}
-            found = CountView(dry_run=True, total=counted.total, is_estimate=counted.is_estimate, lanes=lanes)
-            return Response(found, status_code=200)
+            return Response(count_view(counted), status_code=200)
         return Response(bulk_view(await bulk_runs.start(data.query, data.verb, asker)), status_code=202)
 
     @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"}, responses=_errors(400, 401, 403))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -65,7 +65,7 @@ class Streams:
 
     async def follow(
         self, who: str, key: Hashable, look: Look, *, every: float, counts: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """What is sent to one who looks, for as long as that `counts`: is logged in, and may."""
         if self.is_closed:
             return

@@ -40,9 +40,14 @@ class Figures:
         self.traffic = TrafficTable(ground.database)
         self.count = TrafficCount(self.traffic, ground.telemetry, lambda: datetime.now(UTC))
 
-    def keepers(self) -> list[Callable[[], Awaitable[None]]]:
+    def keepers(self, *, serves: bool) -> list[Callable[[], Awaitable[None]]]:
         """What goes on beside work and service, in every process."""
-        return [self.count.run, *(tallies.run for tallies in self._tallies)]
+        first_look = [self._look_first] if serves else []
+        return [self.count.run, *(tallies.run for tallies in self._tallies), *first_look]
+
+    async def _look_first(self) -> None:
+        """Before somebody comes: the first look at large tables takes longer than all others."""
+        await self.overview.look(datetime.now(UTC))
 
     @cached_property
     def overview(self) -> Overview:

@@ -80,22 +80,25 @@ def preview_of(
     """The mail, or why it can be none. Another program wrote the row, so it may hold anything."""
     too_large = attachments is not None and len(attachments) > _MOST_ATTACHED
     try:
-        composed = _composed(mail, templates, default_sender, None if too_large else attachments)
+        found = _composed(mail, templates, default_sender, None if too_large else attachments)
     except (msgspec.MsgspecError, ValueError, AttributeError, TypeError) as error:
         return Preview(trouble=f"the row cannot be read as a mail ({type(error).__name__})")
-    if isinstance(composed, Problem):
-        return Preview(trouble=f"it cannot be composed: {composed.message}")
-    found = assembled(composed)
     return replace(found, trouble="its attachments are too large to show here") if too_large else found
 
 
-def _composed(
-    mail: Shown, templates: Templates, default_sender: str, attachments: str | None
-) -> MailMessage | Problem:
+def _composed(mail: Shown, templates: Templates, default_sender: str, attachments: str | None) -> Preview:
     envelope = envelope_of(mail)
     if isinstance(envelope, Problem):
-        return envelope
-    return compose(mail, envelope, templates, default_sender, attachments)
+        return Preview(trouble=envelope.message)
+    composed = compose(mail, envelope, templates, default_sender, attachments)
+    if isinstance(composed, Problem):
+        return Preview(trouble=f"it cannot be composed: {composed.message}")
+    found = assembled(composed)
+    refused = [verdict.text for verdict in envelope.verdicts.values()]
+    if not refused:
+        return found
+    told = f"{len(refused)} of {len(envelope.everybody)} recipients can never get it: {refused[0]}"
+    return replace(found, trouble=told)
 
 
 def assembled(message: MailMessage) -> Preview:

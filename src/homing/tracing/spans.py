@@ -18,7 +18,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +39,6 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from homing import __version__
 from homing.errors import SettingsError
 from homing.tracing.context import Trace, read_trace, trace_id_of
 
@@ -57,6 +57,7 @@ _ATTRIBUTES = {
     "recipients": "homing.recipients",
 }
 _FAILED = Status(StatusCode.ERROR)
+_VERSION = version("homing")
 
 
 def otlp_spans(sample: float, warn: Callable[[str], None]) -> Spans:
@@ -77,7 +78,7 @@ def make_provider(sample: float = 1.0) -> TracerProvider:
 
 
 def _this_service() -> Resource:
-    found = Resource.create({"service.version": __version__})
+    found = Resource.create({"service.version": _VERSION})
     named = str(found.attributes["service.name"])
     # What the environment says goes first.
     return found.merge(Resource({"service.name": "homing"})) if named.startswith("unknown_service") else found
@@ -143,7 +144,7 @@ class Attempt:
 class Spans:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
-        self._tracer = provider.get_tracer("homing", __version__)
+        self._tracer = provider.get_tracer("homing", _VERSION)
 
     # ── putting in ───────────────────────────────────────────────────────────────────────────────
 
@@ -248,7 +249,8 @@ class Spans:
 
     def _shut_down(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
         self._provider.shutdown()
-        if not loop.is_closed():
+        # The loop is closed when nobody waits any more.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set)
 
 
@@ -332,8 +334,8 @@ class _Seldom(logging.Handler):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _WARN_EVERY
-            # Without what is filled in: that may be the address of the collector, and its key.
-            self._warn(f"{record.name.rpartition('.')[2]}: {record.msg}")
+            # Not in its words, which may have the address of the collector and its key in them.
+            self._warn(f"spans may be lost, the collector does not take them ({record.name})")
 
 
 def _mind_the_library(warn: Callable[[str], None]) -> None:

@@ -111,7 +111,10 @@ class Heartbeat:
         for work in self._works[lane]:
             await (work.pause() if now else work.resume())
         self._telemetry.lane_paused(lane, is_on=now)
-        self._telemetry.log.info("worker.paused" if now else "worker.resumed", lane=lane)
+        if now:
+            self._telemetry.log.info("worker.paused", lane=lane)
+        else:
+            self._telemetry.log.info("worker.resumed", lane=lane)
 
     async def _beat(self) -> None:
         is_paused_here = ("worker", self._who.name) in self._pauses

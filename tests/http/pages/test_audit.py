@@ -14,11 +14,19 @@ from tests.http.pages.visitor import Visitor, door_with_people, visiting
 
 from homing.access import audit as audit_module
 from homing.access.audit import AuditFilter, Entry
+from homing.http.pages import audit as audit_page
 
 
 @pytest.fixture
-async def door(database_url: str) -> AsyncIterator[Door]:
+async def each_door(database_url: str) -> AsyncIterator[Door]:
+    """For what has SQL of its own: on both databases."""
     async with door_with_people(database_url) as door:
+        yield door
+
+
+@pytest.fixture
+async def door(sqlite_url: str) -> AsyncIterator[Door]:
+    async with door_with_people(sqlite_url) as door:
         yield door
 
 
@@ -60,11 +68,17 @@ QUERIES: tuple[tuple[dict[str, str], int], ...] = (
 )
 
 
-async def test_filters_go_together(door: Door, operator: Visitor) -> None:
+async def test_filters_go_together(each_door: Door) -> None:
+    async with visiting(each_door, "operator") as operator:
+        await filtered(each_door, operator)
+        await indexed(each_door)
+
+
+async def filtered(door: Door, operator: Visitor) -> None:
     await write(door, action="mail.cancel", object="outbox_7")
     is_postgres = door.homing.database.dialect == "postgres"
     earlier = "at - interval '2 hours'" if is_postgres else "'2026-01-01T00:00:00.000Z'"
-    await door.sql(f"UPDATE homing_audit SET at = {earlier} WHERE object = 'outbox_7' RETURNING id")
+    await door.sql(f"UPDATE homing_audit SET at = {earlier} WHERE true RETURNING id")
     await write(door, action="mail.cancel", object="outbox_8")
     await write(door, outcome="failed")
     await write(door, who="key:k1", action="mail.requeue", outcome="refused", object="outbox_7")
@@ -112,26 +126,29 @@ async def test_what_is_no_filter_is_told(operator: Visitor) -> None:
     assert (await operator.client.get("/audit/export?format=pdf")).status_code == 400
 
 
-async def test_an_export_has_all_that_is_meant(door: Door, operator: Visitor) -> None:
+async def test_an_export_has_all_that_is_meant(
+    door: Door, operator: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_page, "_EXPORTED_AT_ONCE", 25)
     await write(door, object='=HYPERLINK("x")', detail={"reason": "a, b"})
-    await write(door, 1200)
+    await write(door, 60)
     answer = await operator.client.get("/audit/export", params={"who": "user:ann"})
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
     assert answer.headers["content-disposition"].startswith('attachment; filename="homing-audit-')
     rows = list(csv.DictReader(io.StringIO(answer.text)))
-    assert len(rows) == 1201
-    assert rows[-1]["object"] == "'=HYPERLINK(\"x\")"
+    assert len(rows) == 61
+    assert rows[-1]["object"] == '\'=HYPERLINK("x")'
     assert msgspec.json.decode(rows[-1]["detail"]) == {"reason": "a, b"}
     lines = await operator.client.get("/audit/export", params={"who": "user:ann", "format": "ndjson"})
     told = [msgspec.json.decode(line) for line in lines.content.splitlines()]
     assert [one["id"] for one in told] == [int(row["id"]) for row in rows]
 
 
-async def test_the_indexes_are_used(door: Door) -> None:
+async def indexed(door: Door) -> None:
     """A filter must not read the whole table, however long it is."""
     insert = (
-        "INSERT INTO homing_audit (who, action, outcome) SELECT 'key:' || (n % 5), 'a' || (n % 7), "
-        "CASE WHEN n % 100 = 0 THEN 'failed' ELSE 'done' END FROM "
+        "INSERT INTO homing_audit (who, action, outcome) SELECT 'key:' || (n % 400), 'a' || (n % 400), "
+        "CASE WHEN n % 400 = 0 THEN 'failed' ELSE 'done' END FROM "
     )
     if door.homing.database.dialect == "postgres":
         await door.sql(f"{insert} generate_series(1, 20000) AS n RETURNING id")
@@ -146,7 +163,7 @@ async def test_the_indexes_are_used(door: Door) -> None:
     }
     for index, wanted in expected.items():
         assert index in await plan_of(door, wanted), index
-    assert await door.homing.access.audit.actions() >= [f"a{n}" for n in range(7)]
+    assert len(await door.homing.access.audit.actions()) == 200
 
 
 async def plan_of(door: Door, wanted: AuditFilter) -> str:
@@ -164,4 +181,3 @@ async def test_who_may_not_read_the_log_does_not(door: Door) -> None:
         assert (await viewer.client.get("/audit")).status_code == 403
         assert (await viewer.client.get("/audit/export")).status_code == 403
         assert 'href="/audit"' not in await viewer.read("/targets")
-

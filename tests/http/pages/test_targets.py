@@ -19,8 +19,15 @@ ACTIONS = {"/targets/pause", "/targets/limits", "/targets/test"}
 
 
 @pytest.fixture
-async def door(database_url: str) -> AsyncIterator[Door]:
+async def each_door(database_url: str) -> AsyncIterator[Door]:
+    """For what has SQL of its own: on both databases."""
     async with door_with_people(database_url, jobs_breaker_failures=2) as door:
+        yield door
+
+
+@pytest.fixture
+async def door(sqlite_url: str) -> AsyncIterator[Door]:
+    async with door_with_people(sqlite_url, jobs_breaker_failures=2) as door:
         yield door
 
 
@@ -43,8 +50,14 @@ async def jobs(door: Door) -> AsyncIterator[JobBench]:
 
 
 async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
-    door: Door, jobs: JobBench, operator: Visitor, sink: HttpSink
+    each_door: Door, sink: HttpSink
 ) -> None:
+    async with visiting(each_door, "operator") as operator:
+        await listed(each_door, operator, sink)
+
+
+async def listed(door: Door, operator: Visitor, sink: HttpSink) -> None:
+    jobs = JobBench(door.homing, door.log)
     assert "No target here" in await operator.read("/targets")
     for _ in range(2):
         await jobs.create(f"{sink.url}/broken")
@@ -61,8 +74,8 @@ async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
     assert sink.url not in await operator.read("/targets", q="127.0.0.9")
 
 
-async def test_many_targets_come_page_by_page(door: Door, jobs: JobBench) -> None:
-    look = TargetLook(door.homing.jobs)
+async def test_many_targets_come_page_by_page(each_door: Door) -> None:
+    jobs, look = JobBench(each_door.homing, each_door.log), TargetLook(each_door.homing.jobs)
     names = [f"http://t{number:03}.example:80" for number in range(230)]
     for name in names[::2]:
         await jobs.create(f"{name}/hook")
@@ -95,7 +108,9 @@ async def test_one_target_is_paused_limited_and_resumed(
     assert "Resume</button>" in page
     await jobs.run_batch()
     assert not sink.requests
-    assert "limits hold" in await operator.done("/targets/limits", **named, max_concurrency="2", rate_per_second="")
+    assert "limits hold" in await operator.done(
+        "/targets/limits", **named, max_concurrency="2", rate_per_second=""
+    )
     page = await operator.read("/targets/one", target=sink.url)
     assert 'name="max_concurrency" type="number" min="1" max="10000" step="1" value="2"' in page
     await operator.done("/targets/resume", **named)
@@ -124,7 +139,7 @@ async def test_a_test_event_is_signed_and_its_answer_shown(
     (request,) = sink.requests
     assert request.path == "/hook"
     assert b"homing.test" in request.body
-    assert "webhook-signature" in {name.lower() for name in request.headers}
+    assert request.header("webhook-signature")
     broken = await operator.send("/targets/test", {**named, "url": f"{sink.url}/broken"})
     assert "it would have failed" in broken.text
     assert "HTTP 500" in broken.text
@@ -154,7 +169,7 @@ async def test_who_may_only_look_sees_no_buttons_and_is_refused(door: Door, sink
     async with visiting(door, "viewer") as viewer, visiting(door, "operator") as operator:
         path = {"target": sink.url}
         assert forms_of(await viewer.read("/targets/one", **path)) == set()
-        assert ACTIONS <= forms_of(await operator.read("/targets/one", **path))
+        assert forms_of(await operator.read("/targets/one", **path)) >= ACTIONS
         for action in (*ACTIONS, "/targets/resume"):
             assert (await viewer.send(action, path)).status_code == 403
             forged = await operator.client.post(action, data={**path, "csrf": viewer.csrf}, headers=OWN)

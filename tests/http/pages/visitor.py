@@ -32,10 +32,10 @@ class Visitor:
     def csrf(self) -> str:
         return csrf_of(str(self.client.cookies["homing_session"]))
 
-    async def read(self, path: str, status: int = 200, **query: Any) -> str:
+    async def read(self, path: str, expected: int = 200, /, **query: Any) -> str:
         """A page; nothing in it is against our own policy."""
         response = await self.client.get(path, params=query or None, headers={"Accept": "text/html"})
-        assert response.status_code == status, response.text
+        assert response.status_code == expected, response.text
         assert response.headers["content-type"].startswith("text/html")
         assert not _INLINE.search(response.text), "inline script or style"
         return response.text

@@ -37,6 +37,10 @@ _COLUMNS = ("id", "at", "who", "whoName", "address", "action", "object", "outcom
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 #: What was done, as people say it: before its object.
 _WORDS: Mapping[str, str] = {
+    "alerts.silence": "silenced the alert",
+    "bulk.cancel": "cancelled the bulk run",
+    "bulk.end": "had a bulk run end:",
+    "bulk.start": "started a bulk run:",
     "dispatch.credentials.create": "made the credentials",
     "dispatch.credentials.delete": "deleted the credentials",
     "dispatch.credentials.end_grace": "ended the grace of the credentials",
@@ -51,11 +55,18 @@ _WORDS: Mapping[str, str] = {
     "dispatch.targets.pause": "paused the target",
     "dispatch.targets.resume": "resumed the target",
     "dispatch.targets.validate": "sent a test event to the target",
+    "emails.requeue": "requeued the email",
     "health.run": "had the doctor look",
     "keys.create": "made the key",
     "keys.revoke": "revoked the key",
     "mail.cancel": "cancelled the mail",
+    "mail.create": "put in mails",
     "mail.requeue": "requeued the mail",
+    "messages.cancel": "cancelled messages:",
+    "messages.requeue": "requeued messages:",
+    "messages.send_now": "had messages sent now:",
+    "notifications.requeue": "requeued the notification",
+    "notifications.requeue_some": "requeued notifications by a filter",
     "notifications.subscriptions.end": "ended the subscription",
     "notifications.subscriptions.pause": "paused the subscription",
     "notifications.subscriptions.resume": "resumed the subscription",
@@ -66,6 +77,9 @@ _WORDS: Mapping[str, str] = {
     "users.passwd": "changed the password of",
     "users.remove": "removed the user",
     "users.role": "changed the role of",
+    "workers.pause": "paused",
+    "workers.release": "released the leases of",
+    "workers.resume": "resumed",
 }
 
 
@@ -245,6 +259,6 @@ def _cell(value: Any) -> str:
 
 
 _FORMATS: Mapping[str, tuple[str, Any]] = {
-    "csv": ("text/csv; charset=utf-8", _as_csv),
+    "csv": ("text/csv", _as_csv),
     "ndjson": ("application/x-ndjson", _as_ndjson),
 }

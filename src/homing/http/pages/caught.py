@@ -31,7 +31,7 @@ class CaughtPages(Controller):
 
     @get("/caught", media_type=MediaType.HTML)
     async def caught_mails(self, request: AnyRequest, shelf: NamedDependency[Shelf]) -> Response[str]:
-        mails = [_listed(row) for row in await shelf.list(_LISTED)]
+        mails = [listed_mail(row) for row in await shelf.list(_LISTED)]
         return render(request, "caught_list.html", mails=mails)
 
     @get("/caught/{id:int}", media_type=MediaType.HTML)
@@ -43,7 +43,7 @@ class CaughtPages(Controller):
         return render(
             request,
             "caught.html",
-            mail=_listed(row),
+            mail=listed_mail(row),
             mail_headers=[(k, str(v)) for k, v in message.items()],
             text=_part(message, "plain"),
             has_html=_part(message, "html") is not None,
@@ -70,7 +70,7 @@ async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
     return found
 
 
-def _listed(row: Any) -> dict[str, Any]:
+def listed_mail(row: Any) -> dict[str, Any]:
     recipients: list[str] = msgspec.json.decode(row["recipients"])
     return {**row, "recipients": ", ".join(recipients), "caught_at": instant(row["caught_at"])}
 

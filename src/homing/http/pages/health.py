@@ -44,6 +44,8 @@ class HealthPages(Controller):
             report=report,
             findings=sorted(report.findings, key=lambda one: one.finding.well) if report else [],
             installation=installation,
+            changed=[one for one in installation.settings if one.origin != "default"],
+            defaults=[one for one in installation.settings if one.origin == "default"],
             uptime=(datetime.now(UTC) - installation.started_at).total_seconds(),
         )
 

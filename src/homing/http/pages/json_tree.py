@@ -1,4 +1,4 @@
-"""A JSON text as a tree to look at. It is exact: numbers as they were written, and every one of doubled keys."""
+"""A JSON text as a tree to look at. It is exact: numbers as they were written, and both of doubled keys."""
 
 from __future__ import annotations
 

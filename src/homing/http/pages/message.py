@@ -95,8 +95,8 @@ def _possible(desk: Desk, user: Principal, detail: Detail) -> list[tuple[Verb, s
 
 
 def _tree(payload: Body | None) -> Node | None:
-    """Of a payload that is all there; a cut one is shown as the text that it is."""
-    return json_tree(payload.text) if payload is not None and len(payload.text) == payload.length else None
+    """Of a payload that is JSON; what is something else, or was cut, is shown as the text that it is."""
+    return json_tree(payload.text) if payload is not None else None
 
 
 async def _mail(desk: Desk, request: AnyRequest, id: str) -> MailParts:

@@ -13,12 +13,15 @@ from homing.desk import query
 from homing.desk.model import Wanted
 from homing.desk.overview import Hours, LaneView, Overview, OverviewView
 from homing.http.live import Piece
+from homing.http.pages.caught import listed_mail
 from homing.http.pages.charts import chart_of
 from homing.http.pages.shell import PAGE, AnyRequest, link, render
 from homing.http.pages.unhurried import Unhurried
 from homing.lanes.dispatch_jobs.look import without_query
 from homing.lanes.dispatch_jobs.statistics import Statistics
+from homing.senders.caught_mail import Shelf
 
+_LATEST_CAUGHT = 5
 #: What the charts can show, in hours.
 RANGES: Final[tuple[Hours, ...]] = (3, 24)
 
@@ -33,6 +36,7 @@ class OverviewPage(Controller):
         request: AnyRequest,
         overview: NamedDependency[Overview],
         job_figures: NamedDependency[Unhurried[Statistics]],
+        shelf: NamedDependency[Shelf],
         hours: FromQuery[Hours] = 3,
     ) -> Response[str]:
         view = await overview.look(datetime.now(UTC), hours=hours)
@@ -46,6 +50,7 @@ class OverviewPage(Controller):
             notes=view.notes,
             lanes=[lane_values(lane) for lane in view.lanes],
             statistics=figures,
+            caught=[listed_mail(row) for row in await shelf.list(_LATEST_CAUGHT)],
             asked=asked,
             without_query=without_query,
         )

@@ -196,7 +196,7 @@ def _key(row: Row) -> dict[str, Any]:
         "name": row["name"],
         "state": row["state"],
         "tone": _TONES.get(row["state"], "quiet"),
-        "scopes": msgspec.json.decode(row["scopes"], type=list[str]),
+        "scopes": _scopes(msgspec.json.decode(row["scopes"], type=list[str])),
         "rate": row["rate_per_second"],
         "created_at": instant(row["created_at"]),
         "created_by": row["created_by"],
@@ -204,6 +204,10 @@ def _key(row: Row) -> dict[str, Any]:
         "last_used_at": instant(row["last_used_at"]),
         "revoked_by": row["revoked_by"],
     }
+
+
+def _scopes(named: list[str]) -> list[str]:
+    return ["everything"] if set(named) >= set(SCOPES) else named
 
 
 def _user(row: Row) -> dict[str, Any]:

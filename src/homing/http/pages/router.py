@@ -92,7 +92,6 @@ async def _page(
     return render(
         request,
         "router.html",
-        status_code=200 if draft is None else 409 if draft.error == _QUICKER else 400,
         config=config,
         version_number=version,
         broker=configs.broker,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from homing.http.live import Piece, Streams
+from homing.http.pages.alerts import AlertPages
 from homing.http.pages.audit import AuditPages
 from homing.http.pages.bulk import BulkPages
 from homing.http.pages.caught import CaughtPages
@@ -39,6 +40,7 @@ PAGES = (
     CaughtPages,
     ReferencePage,
     ThemeChoice,
+    AlertPages,
     AuditPages,
     CredentialPages,
     HealthPages,

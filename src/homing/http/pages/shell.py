@@ -29,6 +29,7 @@ from homing.http.pages.writing import (
     number,
     percent,
     short,
+    ticks,
 )
 
 AnyRequest = Request[Any, Any, Any]
@@ -44,7 +45,16 @@ MENU: Final = (
         (("/targets", "Targets"), ("/credentials", "Credentials"), ("/subscriptions", "Subscriptions")),
     ),
     ("Run", (("/queues", "Queues"), ("/workers", "Workers"), ("/router", "Router"))),
-    ("Check", (("/audit", "Audit"), ("/access", "Access"), ("/health", "Health"), ("/docs", "API"))),
+    (
+        "Check",
+        (
+            ("/alerts", "Alerts"),
+            ("/audit", "Audit"),
+            ("/access", "Access"),
+            ("/health", "Health"),
+            ("/docs", "API"),
+        ),
+    ),
 )
 #: What a page that everybody at the desk may open says of itself.
 PAGE: Final = {"scope": "desk:read"}
@@ -165,7 +175,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"ago": _ago, "iso": iso_text, "number": number, "duration": duration, "percent": percent}
-    made.filters |= {"short": short, "kind": kind_of, "compact": compact, "clock": clock}
+    made.filters |= {"short": short, "kind": kind_of, "compact": compact, "clock": clock, "ticks": ticks}
     made.globals |= {"verb_names": VERB_NAMES, "run_tones": RUN_TONES}
     made.globals |= {"asset": asset, "link": link, "version": __version__, "lane_names": LANE_NAMES}
     made.globals["parts"] = made.get_template("parts.html").module

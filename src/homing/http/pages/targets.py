@@ -82,9 +82,9 @@ class TargetPages(Controller):
         targets_desk: NamedDependency[TargetDesk],
         target_look: NamedDependency[TargetLook],
         target: FromQuery[str],
-        credentials: FromQuery[str] = "",
+        credentials_id: Annotated[str, QueryParameter(name="credentials")] = "",
     ) -> Response[str]:
-        return await _page_of(request, targets_desk, target_look, _Named(target, credentials or None))
+        return await _page_of(request, targets_desk, target_look, _Named(target, credentials_id or None))
 
     @post("/limits", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def limit(

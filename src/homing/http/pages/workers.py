@@ -40,12 +40,13 @@ class LaneLine(Struct, frozen=True):
 
 class WorkerLine(Struct, frozen=True):
     worker: WorkerView
+    word: str
     tone: str
     in_flight: int
     slots: int
     claimed: int
     delivered: int
-    #: The names of what it works on, with those that are paused marked.
+    #: What it works on, and whether that is paused while the process is not.
     lanes: Sequence[tuple[str, bool]]
     held: Sequence[Held]
 
@@ -68,7 +69,7 @@ class WorkerPages(Controller):
             "workers.html",
             workers=[line for line in lines if line.worker.state != "stopped"],
             stopped=[line for line in lines if line.worker.state == "stopped"],
-            lanes=[_lane_line(lane, workers, pauses) for lane in fleet.lanes],
+            lanes=[_lane_line(lane, workers, pauses) for lane in _in_order(fleet.lanes)],
             strangers=[one for one in held if one.owner not in known],
             figures=_figures(lines),
         )
@@ -140,17 +141,26 @@ def _scope(form: Mapping[str, str]) -> Scope:
 
 def _worker_line(worker: WorkerView, pauses: Sequence[Pause], held: Sequence[Held]) -> WorkerLine:
     reports = worker.report.lanes
-    asked = frozenset((pause.scope, pause.name) for pause in pauses)
+    asked = frozenset((pause.scope, pause.name) for pause in pauses if pause.scope == "lane")
+    # It was told and has not said yet that it heard.
+    is_pausing = worker.pause is not None and worker.state == "running"
     return WorkerLine(
         worker,
-        _TONES[worker.state],
+        "pausing" if is_pausing else worker.state,
+        "wait" if is_pausing else _TONES[worker.state],
         in_flight=sum(report.in_flight for report in reports),
         slots=sum(report.slots for report in reports if _is_worked(worker, report)),
         claimed=sum(report.claimed for report in reports),
         delivered=sum(report.delivered for report in reports),
-        lanes=[(lane_label(lane), is_paused(worker.name, lane, asked)) for lane in worker.lanes],
+        lanes=_named(worker, asked),
         held=[one for one in held if one.owner == worker.name],
     )
+
+
+def _named(worker: WorkerView, asked: frozenset[tuple[str, str]]) -> list[tuple[str, bool]]:
+    named = [(lane_label(lane), is_paused(worker.name, lane, asked)) for lane in worker.lanes]
+    is_whole = set(LANE_NAMES) <= set(worker.lanes) and not any(paused for _, paused in named)
+    return [("All lanes", False)] if is_whole else named
 
 
 def _is_worked(worker: WorkerView, report: LaneReport) -> bool:
@@ -177,6 +187,12 @@ def _lane_line(lane: str, workers: Sequence[WorkerView], pauses: Sequence[Pause]
         pause=asked.get(lane) or asked.get(whole),
         is_own=lane in asked,
     )
+
+
+def _in_order(lanes: Sequence[str]) -> list[str]:
+    """Stages after their lane."""
+    places = {lane: place for place, lane in enumerate(lanes)}
+    return sorted(lanes, key=lambda lane: (places[lane.partition(":")[0]], places[lane]))
 
 
 def lane_label(lane: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup, escape
+
 #: Where there is nothing to tell.
 MISSING = "—"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -82,3 +84,14 @@ def kind_of(field: dict[str, Any]) -> str:
         return " or ".join(kind) if isinstance(kind, list) else str(kind)
     several = [one.get("type") for one in field.get("oneOf", [])]
     return " or ".join(str(one) for one in several if one) or "object"
+
+
+def ticks(text: str) -> Markup:
+    """What our sentences put between backticks is shown as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )

@@ -47,10 +47,10 @@ setInterval(() => { if (!document.hidden) tick(); }, 1000);
 
 /* ── asking before something dangerous, and copying ────────────────────────────────────────────── */
 
-const ask = (question, label, then) => {
+const ask = (question, label, then, tone = "danger") => {
   const dialog = make("dialog", { ariaLabel: question });
-  const no = make("button", { type: "button", className: "button", textContent: "Keep it", autofocus: true });
-  const yes = make("button", { type: "button", className: "button danger", textContent: label, id: "confirm-yes" });
+  const no = make("button", { type: "button", className: "button", textContent: "Back", autofocus: true });
+  const yes = make("button", { type: "button", className: `button ${tone}`, textContent: label, id: "confirm-yes" });
   no.addEventListener("click", () => dialog.close());
   yes.addEventListener("click", () => { dialog.close(); then(); });
   dialog.addEventListener("close", () => dialog.remove());
@@ -193,8 +193,8 @@ class Live {
   }
   /* What somebody points at, works with or reads must not move away. */
   isBusy() {
-    if (this.root.contains(document.activeElement)) return true;
-    return Boolean(this.list) && (scrollY > 200 || find(":hover", this.list) !== null || this.list.matches(":hover"));
+    if (this.root.contains(document.activeElement) || find("dialog[open]")) return true;
+    return Boolean(this.list) && (find("input:checked", this.list) !== null || scrollY > 200 || find(":hover", this.list) !== null || this.list.matches(":hover"));
   }
   take({ put, gone, all: whole }) {
     this.away = false;
@@ -274,7 +274,7 @@ const requeue = () => {
   if (!boxes().some((box) => box.checked) && row) pick(row);
   const button = find("button[data-verb=requeue]", selection);
   const count = boxes().filter((box) => box.checked).length;
-  if (button && count) ask(`Requeue ${count} selected?`, "Requeue", () => selection.requestSubmit(button));
+  if (button && count) ask(`Requeue ${count} selected?`, "Requeue", () => selection.requestSubmit(button), "primary");
 };
 const showKeys = () => {
   const close = make("button", { type: "button", className: "button", textContent: "Close" });

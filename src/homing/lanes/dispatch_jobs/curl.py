@@ -9,6 +9,7 @@ from typing import Final
 
 from homing.db import Row
 from homing.lanes.dispatch_jobs.headers import is_ours
+from homing.lanes.dispatch_jobs.look import without_query
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.lanes.dispatch_jobs.view import pairs_of
 
@@ -23,6 +24,7 @@ _KEY = """KEY=$(case "$SIGNING_SECRET" in
   *) printf %s "$SIGNING_SECRET" ;;
 esac | od -An -vtx1 | tr -d ' \\n')"""
 
+_QUERY = "# Set QUERY to what follows the ? of the target's URL: it often holds a secret, so it is not shown."
 _HMAC = 'openssl dgst -sha256 -mac HMAC -macopt "hexkey:$KEY" -binary'
 
 
@@ -32,17 +34,26 @@ def curl_of(row: Row, prefix: str) -> str | None:
     if len(payload) > _LONGEST_PAYLOAD or "\x00" in payload:
         return None
     headers = list(_headers(row, prefix))
+    lines = [_QUERY] if "?" in row["target_url"] else []
     if row["credentials_id"] is None:
-        return _command(row["target_url"], headers, shlex.quote(payload))
-    lines = [*_signing(text_of(row["id"]), payload, prefix), ""]
+        return "\n".join([*lines, _command(row["target_url"], headers, shlex.quote(payload))])
+    lines += _signing(text_of(row["id"]), payload, prefix)
     body = '"$BODY" ${BEARER_TOKEN:+--header "Authorization: Bearer $BEARER_TOKEN"}'
     command = _command(row["target_url"], [*headers, *_signed_headers(prefix)], body)
     return "\n".join([*lines, command])
 
 
 def _command(url: str, headers: Iterable[str], body: str) -> str:
-    parts = [f"curl --request POST {shlex.quote(url)}", *(f"--header {header}" for header in headers)]
+    parts = [f"curl --request POST {_address(url)}", *(f"--header {header}" for header in headers)]
     return " \\\n  ".join([*parts, f"--data-binary {body}"])
+
+
+def _address(url: str) -> str:
+    """Without what may be a secret of the receiver's: a password, and the query, which is named instead."""
+    shown = without_query(url)
+    if not shown.endswith("?…"):
+        return shlex.quote(shown)
+    return f'{shlex.quote(shown[:-1])}"$QUERY"'
 
 
 def _headers(row: Row, prefix: str) -> Iterable[str]:

@@ -15,7 +15,7 @@ from homing.lanes.dispatch_jobs.desk_conditions import PHASES
 from homing.lanes.dispatch_jobs.desk_dead import JobDeadDesk
 from homing.lanes.dispatch_jobs.desk_find import open_finder
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
-from homing.lanes.dispatch_jobs.look import host_of
+from homing.lanes.dispatch_jobs.look import host_of, without_query
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.lanes.dispatch_jobs.view import attempted, pairs_of, waiting_for
 
@@ -95,7 +95,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
         [
             ("Source", row["source"]),
             ("Type", row["type"]),
-            ("URL", row["target_url"]),
+            ("URL", without_query(row["target_url"])),
             ("Target", row["target"]),
             ("Group", row["group_id"]),
             ("Ordering", row["ordering"] if row["ordering"] != "none" else None),

@@ -48,10 +48,14 @@ ORDERED: Final = ("IN_PROGRESS",)
 
 
 def states_of(wanted: Wanted) -> tuple[str, ...]:
-    """Those that are asked for; all of them when none is."""
-    if not wanted.phases and not wanted.states:
-        return tuple(PHASES)
-    return tuple(state for state, phase in PHASES.items() if phase in wanted.phases or state in wanted.states)
+    """Those that are asked for; all of them when none is. What has arrived has no error."""
+    every = not wanted.phases and not wanted.states
+    return tuple(
+        state
+        for state, phase in PHASES.items()
+        if (every or phase in wanted.phases or state in wanted.states)
+        and not (phase == "delivered" and wanted.error is not None)
+    )
 
 
 def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
@@ -126,11 +130,9 @@ def _to(dialect: Dialect, to: str) -> Conditions:
 
 
 def _error(dialect: Dialect, error: str) -> Conditions:
-    """A job that arrived in the end has no error, though an attempt had one."""
-    unfinished = Conditions(("o.status <> 'COMPLETED'",))
     if error == UNCLASSIFIED:
-        return unfinished + Conditions(("o.error_class IS NULL",))
-    return unfinished + matches(dialect, "o.error_class", "error", error)
+        return Conditions(("o.error_class IS NULL",))
+    return matches(dialect, "o.error_class", "error", error)
 
 
 def _metadata(dialect: Dialect, meta: Mapping[str, str]) -> Conditions:

@@ -23,7 +23,7 @@ SELECT known.error_class AS code, {figures}, counted.count
 FROM known
 CROSS JOIN LATERAL (
     SELECT count(*) AS count FROM (
-        SELECT FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class = known.error_class LIMIT :most) AS some
+        SELECT FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class = known.error_class LIMIT :most) AS few
 ) AS counted
 CROSS JOIN LATERAL (
     SELECT * FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class = known.error_class
@@ -34,7 +34,7 @@ CROSS JOIN LATERAL (
 UNION ALL
 SELECT NULL, {figures}, counted.count
 FROM (SELECT count(*) AS count FROM (
-          SELECT FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class IS NULL LIMIT :most) AS some) AS counted
+          SELECT FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class IS NULL LIMIT :most) AS few) AS counted
 CROSS JOIN (SELECT * FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class IS NULL
             ORDER BY j.id DESC LIMIT 1) AS newest
 CROSS JOIN (SELECT * FROM dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class IS NULL

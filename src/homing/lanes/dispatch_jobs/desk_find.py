@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homing.db import Row
 from homing.db.conditions import Conditions
-from homing.db.looking import WINDOW, Stream, look
+from homing.db.looking import FIRST_WINDOW, SCATTERED, WINDOW, Stream, look
 from homing.desk.model import Wanted
 from homing.lanes.dispatch_jobs.desk_conditions import (
     PHASES,
@@ -24,6 +24,7 @@ from homing.lanes.dispatch_jobs.desk_conditions import (
     left_over,
     states_of,
 )
+from homing.lanes.dispatch_jobs.filters import Filter
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.search import JobSearch, Place, open_search
 from homing.lanes.dispatch_jobs.tsid import number_of, time_of
@@ -63,7 +64,7 @@ class JobFinder:
             return await self._by_id(wanted, before, limit)
         after = await self._place(before) if before is not None else None
         states = states_of(wanted)
-        if len(states) == len(PHASES) and wanted.error is None:
+        if len(states) == len(PHASES):
             streams = [await self._stream(wanted, None, after, limit)]
         else:
             streams = [await self._stream(wanted, state, after, limit) for state in states]
@@ -80,12 +81,22 @@ class JobFinder:
         first = await self._search.first(filter)
         also = self._also(wanted, state)
         if also is not None:
-            seen = await self._search.window(filter, first, also, after=after, window=WINDOW, limit=limit)
-            full = len(seen.places) == limit
-            return _Some(seen.places, seen.places[-1] if full else seen.end, None if full else seen.looked_at)
+            return await self._look_through(filter, first, also, after, limit)
         places = await self._search.places(filter, first, after=after, limit=limit + 1)
         more = len(places) > limit
         return _Some(places[:limit], places[limit - 1] if more else None)
+
+    async def _look_through(
+        self, filter: Filter, first: int, also: Any, after: Place | None, limit: int
+    ) -> _Some:
+        lies_together = filter.status in {None, "COMPLETED"} and not filter.metadata
+        for window in (FIRST_WINDOW, WINDOW if lies_together else SCATTERED):
+            seen = await self._search.window(filter, first, also, after=after, window=window, limit=limit)
+            if len(seen.places) == limit:
+                return _Some(seen.places, seen.places[-1])
+            if seen.end is None:
+                break
+        return _Some(seen.places, seen.end, seen.looked_at)
 
     def _also(self, wanted: Wanted, state: str | None) -> Any:
         """What no index serves, in the words of the database; None when nothing is left over."""

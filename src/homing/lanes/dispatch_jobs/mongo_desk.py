@@ -84,8 +84,7 @@ def _expression(pattern: str) -> str:
 
 
 def _error(error: str) -> list[Match]:
-    wanted = None if error == UNCLASSIFIED else _matching(error)
-    return [{"status": {"$ne": "COMPLETED"}}, {"error_class": wanted}]
+    return [{"error_class": None if error == UNCLASSIFIED else _matching(error)}]
 
 
 def _entry(key: str, value: str) -> Match:

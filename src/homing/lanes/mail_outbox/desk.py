@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from homing.db import Row
+from homing.db import Dialect, Row
 from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
 from homing.db.looking import Stream, first_after, look
 from homing.desk.facts import (
@@ -21,9 +21,10 @@ from homing.desk.facts import (
 )
 from homing.desk.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.lanes.mail_outbox.desk_conditions import (
-    IN_ORDER,
+    ORDERED,
     PHASES,
     TABLE,
+    in_order,
     number_of,
     other_conditions,
     states_of,
@@ -66,7 +67,7 @@ class MailDesk(MailDeadDesk):
             return Seen((), None)
         if wanted.until is not None and before is None:
             before = await first_after(database, TABLE, wanted.until)
-        stream, also = _stream(wanted, states, others)
+        stream, also = _stream(database.dialect, wanted, states, others)
         seen = await look(database, TABLE, stream, also, before=before, limit=limit, since=wanted.since)
         return Seen([_summary(row) for row in seen.rows], seen.next, seen.looked_at)
 
@@ -95,7 +96,9 @@ class MailDesk(MailDeadDesk):
         return MailParts(found.headers, found.text, found.html, found.source, found.trouble)
 
 
-def _stream(wanted: Wanted, states: tuple[str, ...], others: Conditions) -> tuple[Stream, Conditions]:
+def _stream(
+    dialect: Dialect, wanted: Wanted, states: tuple[str, ...], others: Conditions
+) -> tuple[Stream, Conditions]:
     """By which index the rows are read, and what is left to be looked for among them."""
     if wanted.id is not None:
         # At most one row, by its key; what else is asked for is asked of this one.
@@ -110,7 +113,7 @@ def _stream(wanted: Wanted, states: tuple[str, ...], others: Conditions) -> tupl
     if "sent" in states:
         # Nearly all of them: the newest are soon found among all.
         return Stream(), asked + others
-    ordered = tuple(IN_ORDER[state] for state in states if state in IN_ORDER)
+    ordered = tuple(in_order(dialect, state) for state in states if state in ORDERED)
     queued = ("o.status = 'queued'",) if "queued" in states else ()
     return Stream(ordered, queued, asked.texts[0]), others
 

@@ -9,18 +9,19 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from homing.db import Row, load_queries
+from homing.db import Dialect, Row, load_queries
 from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
 from homing.db.looking import Stream, first_after, look
 from homing.desk.facts import facts, json_body, moment_fact, possible
 from homing.desk.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.engine.model import Claim
 from homing.lanes.open_events.desk_conditions import (
-    IN_ORDER,
+    ORDERED,
     PHASES,
     STATE,
     TABLE,
     by_id,
+    in_order,
     number_of,
     other_conditions,
     states_of,
@@ -68,7 +69,7 @@ class NotificationDesk(NotificationDeadDesk):
             return Seen((), None)
         if wanted.until is not None and before is None:
             before = await first_after(database, TABLE, wanted.until)
-        stream, also = _stream(wanted, states, others)
+        stream, also = _stream(database.dialect, wanted, states, others)
         seen = await look(database, TABLE, stream, also, before=before, limit=limit, since=wanted.since)
         rows = await self._listed([row["id"] for row in seen.rows])
         return Seen([_summary(row) for row in rows], seen.next, seen.looked_at)
@@ -142,7 +143,9 @@ def _list_of(id: int) -> str:
     return msgspec.json.encode([id]).decode()
 
 
-def _stream(wanted: Wanted, states: tuple[str, ...], others: Conditions) -> tuple[Stream, Conditions]:
+def _stream(
+    dialect: Dialect, wanted: Wanted, states: tuple[str, ...], others: Conditions
+) -> tuple[Stream, Conditions]:
     """By which index the rows are read, and what is left to be looked for among them."""
     every = len(states) == len(PHASES)
     asked = Conditions(() if every else (is_one_of(STATE, states),))
@@ -155,7 +158,7 @@ def _stream(wanted: Wanted, states: tuple[str, ...], others: Conditions) -> tupl
     if every or "sent" in states:
         # Nearly all of them: the newest are soon found among all.
         return Stream(), asked + others
-    ended = tuple(IN_ORDER[state] for state in states if state in IN_ORDER)
+    ended = tuple(in_order(dialect, state) for state in states if state in ORDERED)
     if "pending" not in states:
         return Stream(ended), others
     return Stream((*ended, _NEW), (_WAITING,), asked.texts[0]), others

@@ -41,7 +41,7 @@ LONGEST_MS: Final = 300.0
 REQUEUED, LONGEST_RUN = 100_000, 60.0
 REQUESTS: Final = 40
 #: Processes that are started only for the first answer of every page.
-_FRESH = 3
+FRESH: Final = 3
 _TIMEOUT = 120.0
 
 
@@ -49,11 +49,9 @@ class DeskJob(Struct, frozen=True):
     database_url: str
     paths: tuple[str, ...]
     #: Of each page, after the first.
-    requests: int
-
-
-class BulkJob(Struct, frozen=True):
-    database_url: str
+    requests: int = 0
+    #: Whether all dead jobs are requeued at last.
+    requeues: bool = False
 
 
 class PageTime(Struct, frozen=True):
@@ -62,10 +60,6 @@ class PageTime(Struct, frozen=True):
     path: str
     first: float
     others: tuple[float, ...] = ()
-
-
-class PageTimes(Struct, frozen=True):
-    pages: tuple[PageTime, ...]
 
 
 class PageCost(Struct, frozen=True):
@@ -82,6 +76,13 @@ class BulkCost(Struct, frozen=True):
     seconds: float
 
 
+class DeskTimes(Struct, frozen=True):
+    """What one process was measured with."""
+
+    pages: tuple[PageTime, ...]
+    bulk: BulkCost | None = None
+
+
 class DeskLine(Struct, frozen=True):
     database: str
     messages: int
@@ -96,42 +97,46 @@ class DeskTable(Struct, frozen=True):
     budgets: tuple[Budget, ...]
 
 
-async def desk(
-    messages: int, in_file: int, step: Step, *, requests: int = REQUESTS, postgres_url: str | None = None
-) -> DeskTable:
-    """`messages` on PostgreSQL, `in_file` on SQLite; 0 leaves one out."""
+class DeskPlan(Struct, frozen=True):
+    #: On PostgreSQL, and on SQLite; 0 leaves one out.
+    messages: int = 5_000_000
+    in_file: int = 1_000_000
+    #: For each page.
+    requests: int = REQUESTS
+    fresh: int = FRESH
+
+
+async def desk(plan: DeskPlan, step: Step, *, postgres_url: str | None = None) -> DeskTable:
     lines = []
     async with AsyncExitStack() as stack:
-        if messages:
+        if plan.messages:
             server = stack.enter_context(postgres(postgres_url))
             url = stack.enter_context(fresh_database(server))
-            lines.append(await _line("PostgreSQL", url, messages, requests, step))
-        if in_file:
+            lines.append(await _line(url, plan.messages, plan, step))
+        if plan.in_file:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            url = f"sqlite:///{Path(folder) / 'desk.db'}"
-            lines.append(await _line("SQLite", url, in_file, requests, step))
+            lines.append(await _line(f"sqlite:///{Path(folder) / 'desk.db'}", plan.in_file, plan, step))
     return DeskTable(machine(), tuple(lines), tuple(budget for line in lines for budget in budgets(line)))
 
 
-async def _line(name: str, url: str, messages: int, requests: int, step: Step) -> DeskLine:
-    step(f"{name}: filling in {messages:,} messages")
+async def _line(url: str, messages: int, plan: DeskPlan, step: Step) -> DeskLine:
+    step(f"filling in {messages:,} messages")
     began = time.perf_counter()
     version, paths = await make(url, messages)
     filled_in = time.perf_counter() - began
-    step(f"{name}: first answers")
-    times = [await _times(DeskJob(url, paths, 0)) for _ in range(_FRESH)]
-    step(f"{name}: pages")
-    times.append(await _times(DeskJob(url, paths, requests)))
-    step(f"{name}: a bulk run")
-    bulk = await in_child(f"{__name__}:run_in_bulk", BulkJob(url), BulkCost)
-    return DeskLine(version, messages, filled_in, tuple(costs(times)), bulk)
+    step(f"{version}: first answers")
+    fresh = [await _times(DeskJob(url, paths)) for _ in range(plan.fresh)]
+    step(f"{version}: pages, and a bulk run")
+    times = await _times(DeskJob(url, paths, plan.requests, requeues=True))
+    assert times.bulk is not None, "it was asked for"
+    return DeskLine(version, messages, filled_in, tuple(costs([*fresh, times])), times.bulk)
 
 
-async def _times(job: DeskJob) -> PageTimes:
-    return await in_child(f"{__name__}:ask_every_page", job, PageTimes)
+async def _times(job: DeskJob) -> DeskTimes:
+    return await in_child(f"{__name__}:measure", job, DeskTimes)
 
 
-def costs(times: Sequence[PageTimes]) -> Iterable[PageCost]:
+def costs(times: Sequence[DeskTimes]) -> Iterable[PageCost]:
     """The last of them asked often, the others once."""
     first: dict[str, float] = {}
     for page in (page for one in times for page in one.pages):
@@ -222,9 +227,10 @@ async def _served(url: str) -> AsyncIterator[tuple[Homing, str]]:
         await homing.close()
 
 
-async def ask_every_page(job: DeskJob) -> PageTimes:
-    async with _served(job.database_url) as (_, address):
-        return PageTimes(tuple(await asyncio.to_thread(_ask, address, job.paths, job.requests)))
+async def measure(job: DeskJob) -> DeskTimes:
+    async with _served(job.database_url) as (homing, address):
+        pages = await asyncio.to_thread(_ask, address, job.paths, job.requests)
+        return DeskTimes(tuple(pages), await _requeue_the_dead(homing) if job.requeues else None)
 
 
 def _ask(address: str, paths: Sequence[str], requests: int) -> list[PageTime]:
@@ -250,14 +256,13 @@ def _timed(connection: http.client.HTTPConnection, path: str) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-async def run_in_bulk(job: BulkJob) -> BulkCost:
-    """Requeue all dead jobs, from the order to the last row."""
-    async with _served(job.database_url) as (homing, _):
-        began = time.perf_counter()
-        run = await homing.bulk.runs.start("lane:dispatch_jobs status:dead", "requeue", EVERYBODY)
-        while not run.is_over:
-            await asyncio.sleep(0.1)
-            run = await homing.bulk.runs.existing(run.id)
-        if run.state != "done":
-            raise HomingError(f"the bulk run ended as {run.state}: {run.last_error}")
-        return BulkCost(run.done, time.perf_counter() - began)
+async def _requeue_the_dead(homing: Homing) -> BulkCost:
+    """From the order to the last row."""
+    began = time.perf_counter()
+    run = await homing.bulk.runs.start("lane:dispatch_jobs status:dead", "requeue", EVERYBODY)
+    while not run.is_over:
+        await asyncio.sleep(0.1)
+        run = await homing.bulk.runs.existing(run.id)
+    if run.state != "done":
+        raise HomingError(f"the bulk run ended as {run.state}: {run.last_error}")
+    return BulkCost(run.done, time.perf_counter() - began)

@@ -105,10 +105,7 @@ async def _samples(homing: Homing) -> dict[str, Sequence[str]]:
         "/messages/{id:str}/mail.txt": [f"/messages/{id}/mail.txt" for id in mails],
         "/messages/{id:str}/mail.eml": [f"/messages/{id}/mail.eml" for id in mails],
         "/bulk/{id:int}": [f"/bulk/{run.id}"],
-        "/bulk/new": [
-            "/bulk/new?q=status%3Adead",
-            "/bulk/new?q=lane%3Adispatch_jobs+status%3Adead&verb=requeue",
-        ],
+        "/bulk/new": [f"/bulk/new?{urlencode({'q': 'status:dead', 'verb': 'requeue'})}"],
         "/targets/one": [f"/targets/one?target={quote(target)}"],
         "/credentials/one": [f"/credentials/one?id={text_of(issued.row['id'])}"],
         "/subscriptions/one": ["/subscriptions/one?id=7"],

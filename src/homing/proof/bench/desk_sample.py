@@ -108,9 +108,9 @@ INSERT INTO mail_outbox (
     to_address, subject, text_body, template, variables, metadata, provider, locked_by, lease_expires_at)
 NUMBERS, made AS (
     SELECT n, MADE AS ms,
-        CASE WHEN n % 50 = 5 THEN 'failed' WHEN n % 5000 = 9 THEN 'cancelled' WHEN n % 5000 = 11 THEN 'expired'
-             WHEN n % 100000 = 77 THEN 'dispatching' WHEN n > TOTAL - TOTAL / 100 THEN 'queued'
-             ELSE 'sent' END AS status
+        CASE WHEN n % 50 = 5 THEN 'failed' WHEN n % 5000 = 9 THEN 'cancelled'
+             WHEN n % 5000 = 11 THEN 'expired' WHEN n % 100000 = 77 THEN 'dispatching'
+             WHEN n > TOTAL - TOTAL / 100 THEN 'queued' ELSE 'sent' END AS status
     FROM numbers
 )
 SELECT MOMENT[ms], MOMENT[ms], CASE WHEN status <> 'queued' THEN MOMENT[ms + 500] END,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from urllib.parse import unquote_plus
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from homing.proof.bench.create import CreateTable
+from homing.proof.bench.desk import DeskLine, DeskTable
 from homing.proof.bench.email_race import EmailTable
 from homing.proof.bench.fairness import FairnessTable
 from homing.proof.bench.latency import LatencyTable
@@ -149,6 +151,28 @@ def storage_table(result: StorageTable) -> RenderableType:
         sizes = (line.wal_to_create, line.wal_to_deliver, line.table, line.indexes)
         table.add_row(line.lane, *(f"{size:,.0f} B" for size in sizes))
     return table
+
+
+def desk_table(result: DeskTable) -> RenderableType:
+    tables = [table for line in result.lines for table in (_page_table(line), _bulk_words(line))]
+    return Group(f"On {result.machine}.", *tables, budget_lines(result.budgets))
+
+
+def _page_table(line: DeskLine) -> Table:
+    name = f"{line.database}, {line.messages:,} messages"
+    table = _table(name, "p50 ms", "p95 ms", "longest ms", "first ms")
+    for page in sorted(line.pages, key=lambda page: -page.p95_ms):
+        figures = (page.p50_ms, page.p95_ms, page.longest_ms, page.first_ms)
+        table.add_row(_shortened(unquote_plus(page.path)), *(f"{figure:,.1f}" for figure in figures))
+    return table
+
+
+def _bulk_words(line: DeskLine) -> str:
+    return f"{line.bulk.requeued:,} dead jobs were requeued in {line.bulk.seconds:.1f} s."
+
+
+def _shortened(path: str, most: int = 90) -> str:
+    return path if len(path) <= most else f"{path[:most]}…"
 
 
 def create_table(result: CreateTable) -> RenderableType:

@@ -1,0 +1,83 @@
+"""`homing workers`, and where else a pause is told of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.command import Homing
+from tests.http.door import url_with_tables
+
+from homing.db import connect
+from homing.workers.fleet import Fleet
+from homing.workers.model import Identity, LaneReport, Report
+
+LANES = ("mail_outbox", "email_log", "email_log:send")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, environment: dict[str, str]) -> str:
+    """One worker, as it would say itself."""
+    url = url_with_tables(tmp_path)
+    environment["HOMING_DATABASE_URL"] = url
+
+    async def beat() -> None:
+        database = connect(url)
+        who = Identity("ann:1", "ann", 1, "1.0", "boot", ("mail_outbox",), serves=True)
+        report = Report((LaneReport("mail_outbox", 3, 100, 1234, 1200),))
+        await Fleet(database, LANES).beat(who, "running", report, up_seconds=60.0)
+        await database.close()
+
+    asyncio.run(beat())
+    return "ann:1"
+
+
+def test_workers_are_listed(fleet: str, homing: Homing) -> None:
+    for command in (("workers",), ("workers", "list")):
+        told = homing(*command)
+        assert told.returncode == 0, told.stderr
+        assert all(word in told.stdout for word in (fleet, "running", "mail_outbox, (serves)", "1,234"))
+    found = json.loads(homing("workers", "list", "--json").stdout)
+    assert found["workers"][0]["name"] == fleet
+    assert found["workers"][0]["report"]["lanes"][0]["inFlight"] == 3
+    assert found["pauses"] == []
+
+
+def test_a_pause_is_told_of_wherever_somebody_looks(fleet: str, homing: Homing) -> None:
+    assert "every process follows" in homing("workers", "pause", fleet).stdout
+    assert "was paused already" in homing("workers", "pause", fleet).stdout
+    paused = homing("workers", "pause", "--lane", "email_log:send", "--reason", "the relay [moves]", "--json")
+    assert json.loads(paused.stdout) == {"scope": "lane", "name": "email_log:send", "changed": True}
+    for command in (("workers",), ("status",)):
+        told = homing(*command).stderr
+        assert "paused: lane email_log:send, by cli:" in told
+        assert "the relay [moves]" in told
+        assert f"paused: worker {fleet}" in told
+    status = json.loads(homing("status", "--json").stdout)
+    assert status["email_log"]["paused"][0]["reason"] == "the relay [moves]"
+    assert "paused" not in status["mail_outbox"]
+    findings = {one["check"]: one for one in json.loads(homing("doctor", "--json").stdout)}
+    assert not findings["workers"]["ok"]
+    assert "email_log:send is paused by cli:" in findings["workers"]["detail"]
+    for what in ([fleet], ["--lane", "email_log:send"]):
+        assert "resumed" in homing("workers", "resume", *what).stdout
+    assert "was not paused" in homing("workers", "resume", fleet).stdout
+    assert "paused" not in homing("status").stderr
+    actions = [entry["action"] for entry in json.loads(homing("audit", "--json").stdout)]
+    assert actions.count("workers.pause") == 3
+    assert actions.count("workers.resume") == 3
+
+
+def test_a_wrong_call_says_what_to_write(fleet: str, homing: Homing) -> None:
+    for wrong, told in (
+        (("pause",), "name a worker, or a lane with --lane"),
+        (("pause", fleet, "--lane", "mail_outbox"), "name a worker, or a lane with --lane"),
+        (("pause", "--lane", "mails"), "there is no lane 'mails'; there are mail_outbox"),
+        (("release", fleet), "finishes what it holds by itself"),
+    ):
+        answer = homing("workers", *wrong)
+        assert answer.returncode == 2, answer
+        assert told in answer.stderr
+    assert homing("workers", "release", "bo:2").returncode == 1
