@@ -260,6 +260,19 @@ async def _is(fact: bool) -> bool:
     return fact
 
 
+async def test_a_dead_letter_belongs_to_the_trace_of_its_job(sqlite_url: str) -> None:
+    async with HttpSink(lambda _: Answer(status=410)) as sink:
+        url = f"{sink.url}/dead"
+        async with told(sqlite_url, spans=False, jobs_dead_letter_url=url) as homing:
+            await homing.job(f"{sink.url}/hooks", CALLER)
+            await homing.work(homing.homing.webhooks)
+            await homing.homing.webhooks.maintenance.once()
+            await homing.work(homing.homing.webhooks)
+            job, letter = await sink.received(2)
+            assert (job.path, letter.path) == ("/hooks", "/dead")
+            assert {name: letter.header(name) for name in CALLER} == CALLER
+
+
 # ── through brokers ──────────────────────────────────────────────────────────────────────────────
 
 

@@ -119,6 +119,12 @@ def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_tracing("otlp", 1.0)
 
 
+def test_variables_that_cannot_be_met_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    with pytest.raises(SettingsError, match="OTEL_"):
+        make_tracing("otlp", 1.0)
+
+
 def test_off_it_is_not_even_imported() -> None:
     code = "import sys, homing.app; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     done: Any = subprocess.run([sys.executable, "-c", code], check=False, stdin=subprocess.DEVNULL)

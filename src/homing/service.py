@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -195,7 +195,7 @@ async def _beating(homing: Homing, lanes: Sequence[str], *, api: bool) -> AsyncI
 @asynccontextmanager
 async def _counting(homing: Homing, *, api: bool) -> AsyncIterator[None]:
     """What this process did is written down every few seconds, and what all have appended is summed up."""
-    tasks = [asyncio.ensure_future(keep()) for keep in homing.figures.keepers(serves=api)]
+    tasks = [asyncio.create_task(_kept(homing, keep)) for keep in homing.figures.keepers(serves=api)]
     try:
         yield
     finally:
@@ -203,6 +203,13 @@ async def _counting(homing: Homing, *, api: bool) -> AsyncIterator[None]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+async def _kept(homing: Homing, keep: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await keep()
+    except Exception as bug:  # noqa: BLE001 - what is only counted must not hold up a stop
+        homing.telemetry.crashed("figures.crashed", bug)
 
 
 @asynccontextmanager

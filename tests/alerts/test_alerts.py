@@ -456,6 +456,10 @@ async def test_a_test_goes_the_real_way_and_is_signed(database_url: str) -> None
         with pytest.raises(InvalidRequest, match="HOMING_ALERT_MAIL_TO"):
             await bench.alerts.test()
     credentials = text_of(issued.row["id"])
+    unknown = {"alert_webhook_url": NOWHERE, "alert_webhook_credentials_id": "0ARYZVZXW372S"}
+    async with alert_bench(database_url, **unknown) as bench:
+        with pytest.raises(InvalidRequest, match="no such credentials"):
+            await bench.alerts.test()
     async with peers(database_url, alert_webhook_credentials_id=credentials) as (bench, smtp, hooks):
         alert = await bench.alerts.test()
         await bench.deliver()

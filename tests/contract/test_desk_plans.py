@@ -43,9 +43,10 @@ NOTIFICATIONS = (
 TABLES = ("mail_outbox", "dispatch_job", "email_log", "open_event_notifications")
 #: Lines that an index answers: a page of each lane is read, and what is looked up for its rows.
 SERVED = (
-    "", "status:dead", "status:waiting", "status:running", "status:stopped,dead", "type:order.10 lane:dispatch_jobs",
+    "", "status:dead", "status:waiting", "status:running", "status:stopped,dead", "source:shop",
+    "type:order.10 lane:dispatch_jobs",
     "error:http_500 status:dead lane:dispatch_jobs", "error:unclassified status:dead lane:dispatch_jobs",
-    "outbox_77", "id:x77", "id:k77", "source:shop",
+    "outbox_77", "id:x77", "id:k77",
 )  # fmt: skip
 #: Lines that need a look through rows: a bounded one.
 LOOKED_THROUGH = (

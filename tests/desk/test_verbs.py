@@ -13,7 +13,7 @@ from tests.http.door import url_with_tables
 from tests.jobs import job
 
 from homing.db import instant
-from homing.desk.model import LaneDesk, LaneName, Verb, Wanted
+from homing.desk.model import HowMany, LaneDesk, LaneName, Verb, Wanted
 from homing.lanes.email_log.queues import Hint
 
 LATER = datetime(2099, 1, 1, tzinfo=UTC)
@@ -203,9 +203,9 @@ async def test_numbers_come_in_order_and_go_on_where_they_ended(desk: BulkBench)
     forwards = await walked(lane, wanted, newest_first=False)
     assert forwards == [*range(1, 26), *range(31, 36)]
     assert await walked(lane, wanted, newest_first=True) == forwards[::-1]
-    assert await lane.count(wanted, most=100) == 30
-    assert await lane.count(wanted, most=7) == 7
-    assert await lane.count(Wanted(states=("failed",)), most=100) == 30
+    assert await lane.count(wanted, most=100, seconds=60) == HowMany(30)
+    assert await lane.count(wanted, most=7, seconds=60) == HowMany(7, is_lower_bound=True)
+    assert await lane.count(Wanted(states=("failed",)), most=100, seconds=60) == HowMany(30)
     one = Wanted(states=("failed", "queued"), id="outbox_3")
     assert await walked(lane, one, newest_first=False) == [3]
     assert await lane.numbers(Wanted(states=("failed",), source="x"), after=None, limit=5) == []
@@ -224,7 +224,6 @@ async def test_a_walk_looks_beyond_windows_in_which_nothing_is_meant(
     desk: BulkBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.db.walking.WINDOW", 10)
-    monkeypatch.setattr("homing.db.walking._COUNTED_AT_ONCE", 10)
     for error in ("other: x", "timeout: y", "other: z"):
         await desk.mails(33, error=error)
     lane = lane_of(desk, "mail_outbox")
@@ -232,4 +231,5 @@ async def test_a_walk_looks_beyond_windows_in_which_nothing_is_meant(
     for newest_first in (False, True):
         found = await walked(lane, wanted, newest_first=newest_first)
         assert sorted(found) == list(range(34, 67))
-    assert await lane.count(wanted, most=1000) == 33
+    assert await lane.count(wanted, most=1000, seconds=60) == HowMany(33)
+    assert await lane.count(wanted, most=1000, seconds=0) == HowMany(0, is_lower_bound=True)

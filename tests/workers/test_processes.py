@@ -12,7 +12,7 @@ from tests.http.test_access_processes import homing
 from tests.outbox import Bench, bench
 from tests.workers.running import only_worker
 
-from homing.testing.smtp_sink import SmtpSink
+from homing.testing.smtp_sink import SmtpSink, stall
 
 
 async def until_seen(lane: Bench, state: str) -> str:
@@ -24,7 +24,7 @@ async def until_seen(lane: Bench, state: str) -> str:
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_that_another_process_pauses_claims_nothing_within_five_seconds(tmp_path: Path) -> None:
+async def test_a_worker_that_another_process_pauses_hears_of_it_within_five_seconds(tmp_path: Path) -> None:
     url = url_with_tables(tmp_path)
     async with bench(url) as lane, homing(url, "work", "mail_outbox") as process:
         name = await until_seen(lane, "running")
@@ -44,9 +44,11 @@ async def test_a_worker_that_another_process_pauses_claims_nothing_within_five_s
 
 async def test_what_a_killed_worker_held_is_taken_back_before_its_leases_end(tmp_path: Path) -> None:
     url = url_with_tables(tmp_path)
-    async with SmtpSink(stall="data") as sink, bench(url) as lane:
+    silent = SmtpSink(script=lambda stage, _: stall() if stage == "mail" else None)
+    async with silent as sink, bench(url) as lane:
         ids = await lane.insert(2)
-        async with homing(url, "work", "mail_outbox", HOMING_MAIL_URL=sink.url) as process:
+        relay = f"smtp://127.0.0.1:{sink.port}"
+        async with homing(url, "work", "mail_outbox", HOMING_MAIL_URL=relay) as process:
             name = await until_seen(lane, "running")
             async with asyncio.timeout(60):
                 while (await lane.outbox.counts())["dispatching"] < 2:

@@ -52,8 +52,14 @@ class CauseView(Struct, frozen=True):
 
 
 class Alerts:
-    def __init__(self, store: AlertStore, post: Post, look: Callable[[], Awaitable[None]]) -> None:
-        self._store, self._post = store, post
+    def __init__(
+        self,
+        store: AlertStore,
+        post: Post,
+        look: Callable[[], Awaitable[None]],
+        trouble: Callable[[], Awaitable[str | None]],
+    ) -> None:
+        self._store, self._post, self._trouble = store, post, trouble
         #: One round of the watch, for whoever does not want to wait for the next.
         self.look = look
 
@@ -90,6 +96,8 @@ class Alerts:
             raise InvalidRequest(
                 "alerts go nowhere but to the page: set HOMING_ALERT_MAIL_TO or HOMING_ALERT_WEBHOOK_URL"
             )
+        if (trouble := await self._trouble()) is not None:
+            raise InvalidRequest(trouble)
         id = await self._store.tell_test(self.ways.all)
         await self._post.hand_over()
         found = await self.get(id)

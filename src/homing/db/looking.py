@@ -19,8 +19,8 @@ from homing.db.conditions import Conditions, readable, select
 from homing.db.database import Database, Row
 from homing.db.queries import Dialect, Query, parse_queries
 
-#: So many rows are looked through at most: 20 to 50 ms of CPU, at a million rows with bodies.
-WINDOW: Final = 20_000
+#: So many rows are looked through at most: 10 to 25 ms of CPU, at a million rows with bodies.
+WINDOW: Final = 10_000
 #: Of rows that an index picks from all over the table: each is on a page of its own.
 SCATTERED: Final = 5_000
 #: What is frequent is found among so many, for a fraction of that.

@@ -6,7 +6,8 @@ few of the rows are meant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -17,9 +18,9 @@ from homing.db.database import Database, Row
 from homing.db.looking import Stream, Table
 from homing.db.queries import Dialect, Query, parse_queries
 
-#: Rows that one statement looks through, and that one counts.
+#: Rows that one statement looks through, and that one counts where an index answers the whole question.
 WINDOW: Final = 20_000
-_COUNTED_AT_ONCE: Final = 100_000
+_COUNTED_AT_ONCE: Final = 50_000
 _LARGEST: Final = 2**63 - 1
 
 
@@ -45,15 +46,18 @@ class Walk(Struct, frozen=True):
                 return []
             place = seen["last"]
 
-    async def count(self, most: int) -> int:
-        """How many there are, up to that."""
+    async def count(self, most: int, seconds: float) -> tuple[int, bool]:
+        """How many there are, and whether there may be more: beyond `most`, or than there was time for."""
+        deadline = time.monotonic() + seconds
         place, counted = self._beginning, 0
         while True:
-            window = min(most - counted, _COUNTED_AT_ONCE) if not self.also.texts else _COUNTED_AT_ONCE
+            window = WINDOW if self.also.texts else min(most - counted, _COUNTED_AT_ONCE)
             seen = (await self._fetch(self._seen(window), place))[0]
             counted += seen["found"] or 0
-            if counted >= most or seen["looked"] < window:
-                return min(counted, most)
+            if seen["looked"] < window:
+                return min(counted, most), counted > most
+            if counted >= most or time.monotonic() > deadline:
+                return min(counted, most), True
             place = seen["last"]
 
     # ── statements ───────────────────────────────────────────────────────────────────────────────
@@ -103,18 +107,18 @@ def walk_of(
     others: Conditions,
     *,
     column: str,
-    ordered: Sequence[str],
+    in_order: Callable[[str], str | None],
     unique: Sequence[str],
     newest_first: bool = False,
 ) -> Walk:
     """Through the rows of some states, by whatever index serves that.
 
-    `ordered` are the states whose rows an index has in the order of ids; `unique` are columns with an index of
-    their own.
+    `in_order` is the condition by which an index gives the rows of a state in the order of ids, or None;
+    `unique` are columns with an index of their own.
     """
     keys = tuple(text for text in others.texts if text.startswith(tuple(f"{name} = " for name in unique)))
-    if not keys and set(states) <= set(ordered):
-        each = tuple(is_one_of(column, (state,)) for state in states)
+    each = tuple(text for state in states if (text := in_order(state)) is not None)
+    if not keys and len(each) == len(states):
         return Walk(database, table, Stream(each), others, newest_first)
     also = Conditions((is_one_of(column, states), *(text for text in others.texts if text not in keys)))
     return Walk(database, table, Stream(keys), also + Conditions((), others.values), newest_first)

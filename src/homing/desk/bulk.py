@@ -33,10 +33,10 @@ PARTICIPLES: Final[Mapping[Verb, str]] = {
     "cancel": "cancelled",
     "send_now": "sent now",
 }
-#: Of each lane so many are counted; when there are more, the total says "at least".
-MOST_COUNTED: Final = 1_000_000
-#: Seconds that a count may take before it is left at "at least".
-_LONGEST_COUNT = 3.0
+#: Of each lane so many are counted, within about so many seconds; beyond that the total says "at least".
+#: A run has more time than somebody who looks at a page.
+_FOR_A_LOOK: Final = (100_000, 0.15)
+_FOR_A_RUN: Final = (1_000_000, 3.0)
 #: Of whoever does something here, beside the scopes of the lanes.
 _DESK = "desk:read"
 _OPEN_STATES = frozenset({"counting", "running"})
@@ -192,21 +192,30 @@ class BulkRuns:
 
     async def count(self, wanted: Wanted, verb: Verb, may: May) -> Counted:
         """How many messages would be changed now."""
-        return await self.count_planned(self._allowed_plan(wanted, verb, may))
+        return await self._count(self._allowed_plan(wanted, verb, may), *_FOR_A_LOOK)
 
-    async def count_planned(self, plan: Mapping[LaneName, Wanted]) -> Counted:
-        counts = {name: await self._count_lane(name, wanted) for name, wanted in plan.items()}
-        known = {name: min(count or 0, MOST_COUNTED) for name, count in counts.items()}
-        is_estimate = any(count is None or count > MOST_COUNTED for count in counts.values())
-        return Counted(sum(known.values()), is_estimate, known)
+    async def count_of(self, run: BulkRun) -> Counted:
+        """Of a run that begins: without the bound of its time, which no index serves and few are beyond."""
+        return await self._count(self._plan_of(run, self.read(run.query)), *_FOR_A_RUN)
 
-    async def _count_lane(self, name: LaneName, wanted: Wanted) -> int | None:
-        """None when it takes too long."""
-        try:
-            async with asyncio.timeout(_LONGEST_COUNT):
-                return await self.lanes[name].count(wanted, most=MOST_COUNTED + 1)
-        except TimeoutError:
-            return None
+    async def _count(self, plan: Mapping[LaneName, Wanted], most: int, seconds: float) -> Counted:
+        asked = [self.lanes[name].count(one, most=most, seconds=seconds) for name, one in plan.items()]
+        counts = dict(zip(plan, await asyncio.gather(*asked), strict=True))
+        known = {name: count.number for name, count in counts.items()}
+        return Counted(sum(known.values()), any(one.is_lower_bound for one in counts.values()), known)
+
+    # ── what a run means ─────────────────────────────────────────────────────────────────────────
+
+    def plan_of(self, run: BulkRun) -> dict[LaneName, Wanted]:
+        """What its line says, of what was there when it was ordered."""
+        wanted = self.read(run.query)
+        bound = run.created_at + _A_MOMENT
+        until = bound if wanted.until is None else min(wanted.until, bound)
+        return self._plan_of(run, msgspec.structs.replace(wanted, until=until))
+
+    def _plan_of(self, run: BulkRun, wanted: Wanted) -> dict[LaneName, Wanted]:
+        """Of the lanes that were allowed then, whatever this version would make of the line."""
+        return {name: one for name, one in self.plan(wanted, run.verb).items() if name in run.lanes}
 
     # ── order and stop ───────────────────────────────────────────────────────────────────────────
 
@@ -274,16 +283,6 @@ class BulkRuns:
         """Newest first; `before` is the id that the last page ended with."""
         rows = await self.run("page", before=_LAST if before is None else before, limit=limit)
         return [run_of(row) for row in rows]
-
-
-def planned(runs: BulkRuns, run: BulkRun) -> dict[LaneName, Wanted]:
-    """What a run means: what its line says, of what was there when it was ordered."""
-    wanted = runs.read(run.query)
-    bound = run.created_at + _A_MOMENT
-    until = bound if wanted.until is None else min(wanted.until, bound)
-    plan = runs.plan(msgspec.structs.replace(wanted, until=until), run.verb)
-    # The lanes that were allowed then, whatever this version would make of the line.
-    return {name: one for name, one in plan.items() if name in run.lanes}
 
 
 def _narrowed(lane: LaneDesk, wanted: Wanted, verb: Verb) -> Wanted | None:

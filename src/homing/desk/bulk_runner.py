@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from homing.access.audit import Entry
 from homing.db import Row
-from homing.desk.bulk import CHANNEL, BulkRun, BulkRuns, RunState, planned, run_of
+from homing.desk.bulk import CHANNEL, BulkRun, BulkRuns, RunState, run_of
 from homing.desk.model import LaneDesk, LaneName, Verb, Wanted
 from homing.engine.model import Monotonic
 from homing.errors import DatabaseError, HomingError, Refused
@@ -303,9 +303,9 @@ class _Walk:
 
     async def to_the_end(self) -> None:
         hold = self._hold
-        plan = planned(hold.runs, hold.run)
+        plan = hold.runs.plan_of(hold.run)
         if hold.run.state == "counting":
-            counted = await hold.look(hold.runs.count_planned(plan))
+            counted = await hold.look(hold.runs.count_of(hold.run))
             await hold.note("counted", total=counted.total, is_estimate=counted.is_estimate)
         for name, wanted in plan.items():
             if name not in hold.progress.over:

@@ -13,14 +13,14 @@ from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
 from homing.db.conditions import readable
-from homing.desk.model import DeadGroup, LaneName, Wanted
+from homing.desk.model import DeadGroup, HowMany, LaneName, Wanted
 from homing.engine.likeness import code_like, likeness
 
 #: Of a lane without an index by error so many of the newest dead are looked at, and of these so many read.
 MOST_LOOKED_AT: Final = 20_000
 MOST_READ: Final = 1_000
 #: Of a lane with one, so many of each error are counted, and so many read.
-MOST_COUNTED: Final = 100_000
+MOST_COUNTED: Final = 20_000
 MOST_READ_OF_EACH: Final = 100
 #: Codes that are told apart by the database, and groups that are shown.
 MOST_CODES: Final = 2_000
@@ -110,7 +110,7 @@ class Way(Protocol):
 
     async def numbers(self, after: int | None, limit: int) -> list[int]: ...
 
-    async def count(self, most: int) -> int: ...
+    async def count(self, most: int, seconds: float) -> tuple[int, bool]: ...
 
 
 class Walked(ABC):
@@ -124,9 +124,9 @@ class Walked(ABC):
     def _walk(self, wanted: Wanted, *, newest_first: bool) -> Way | None:
         """Through those that are meant; None when there can be none."""
 
-    async def count(self, wanted: Wanted, *, most: int) -> int:
+    async def count(self, wanted: Wanted, *, most: int, seconds: float) -> HowMany:
         walk = self._walk(wanted, newest_first=False)
-        return await walk.count(most) if walk is not None else 0
+        return HowMany(*await walk.count(most, seconds)) if walk is not None else HowMany(0)
 
     async def numbers(
         self, wanted: Wanted, *, after: int | None, limit: int, newest_first: bool = False
@@ -135,7 +135,10 @@ class Walked(ABC):
         return await walk.numbers(after, limit) if walk is not None else []
 
     async def _ask(self, name: str, **parameters: Any) -> Sequence[Row]:
-        return await self._database.fetch(self._dead_queries[name], parameters)
+        query, by_index = self._dead_queries[name], self._dead_queries.get("by_index")
+        if by_index is None:
+            return await self._database.fetch(query, parameters)
+        return (await self._database.fetch_all([by_index, query], parameters))[1]
 
 
 class DeadByText(Walked):

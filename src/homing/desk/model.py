@@ -138,8 +138,8 @@ class DeadGroup(Struct, frozen=True):
     """Messages that were given up for the same reason."""
 
     lane: LaneName
-    #: As `error:` of a query line takes it: a class or code, a pattern where there is none; None of those that
-    #: have no error.
+    #: As `error:` of a query line takes it: a class or code, a pattern where there is none; None of those
+    #: that have no error.
     error: str | None
     count: int
     first_at: datetime | None
@@ -153,6 +153,12 @@ class DeadGroup(Struct, frozen=True):
     is_lower_bound: bool = False
     #: What the newest of them say, with numbers, ids and hosts taken out; and how many of those say so.
     kinds: tuple[tuple[str, int], ...] = ()
+
+
+class HowMany(Struct, frozen=True):
+    number: int
+    #: There may be more.
+    is_lower_bound: bool = False
 
 
 class LaneDesk(Protocol):
@@ -188,8 +194,8 @@ class LaneDesk(Protocol):
 
     async def oldest_due(self) -> float: ...
 
-    async def count(self, wanted: Wanted, *, most: int) -> int:
-        """How many there are, up to `most`."""
+    async def count(self, wanted: Wanted, *, most: int, seconds: float) -> HowMany:
+        """How many there are: up to `most`, and as many as can be counted in about that time."""
         ...
 
     async def numbers(

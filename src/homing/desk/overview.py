@@ -123,19 +123,20 @@ class Overview:
     async def _ask(self, hours: Hours, now: datetime) -> OverviewView:
         asked = _Asked()
         signs, lanes = await asyncio.gather(self._signs(asked, now), self._lanes(asked, now, hours))
-        signs = replace(signs, lanes=lanes)
+        # After all others: SQLite answers one question after the other, and this is the longest.
+        dead = await asked("the dead letters", self._dead, (), patience=_PATIENCE_WITH_GROUPS)
+        signs = replace(signs, lanes=lanes, dead=dead)
         return OverviewView(now, hours, lanes, attention(signs), tuple(asked.notes))
 
     async def _signs(self, asked: _Asked, now: datetime) -> Signs:
         sources = self._sources
         found = await asyncio.gather(
-            asked("the dead letters", self._dead, (), patience=_PATIENCE_WITH_GROUPS),
             asked("the targets", sources.targets, ()),
             asked("the workers", sources.hands, None),
             asked("what is paused", sources.paused, {}),
             asked("the queues", sources.queues, ()),
         )
-        return Signs(now, (), *found, sources.keeps_everything)
+        return Signs(now, (), (), *found, sources.keeps_everything)
 
     async def _lanes(self, asked: _Asked, now: datetime, hours: Hours) -> tuple[LaneView, ...]:
         sources, begin, step = self._sources, _begin(now, hours), STEPS[hours]

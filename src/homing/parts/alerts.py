@@ -64,7 +64,7 @@ class Alerts:
             eyes=self._eyes(),
             interval=settings.alert_interval_seconds,
         )
-        self.desk = Desk(self._store, post, self.watch.round)
+        self.desk = Desk(self._store, post, self.watch.round, self._trouble)
 
     def _feeds(self) -> list[Feed]:
         main, jobs = self._ground.database, self._jobs.database
@@ -105,6 +105,15 @@ class Alerts:
             paused=frozenset(pause.name.partition(":")[0] for pause in pauses if pause.scope == "lane"),
             lost={one.name: iso(one.seen_at) or "" for one in workers if one.state == "lost"},
         )
+
+    async def _trouble(self) -> str | None:
+        """What the settings alone do not show."""
+        webhook = self.ways.webhook
+        if webhook is None or webhook.credentials_id is None:
+            return None
+        if await self._jobs.credentials.get(webhook.credentials_id) is not None:
+            return None
+        return "HOMING_ALERT_WEBHOOK_CREDENTIALS_ID: there are no such credentials; `homing credentials list`"
 
     def api(self) -> tuple[list[Any], dict[str, Any]]:
         from homing.alerts.api import AlertsApi

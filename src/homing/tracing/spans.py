@@ -67,7 +67,10 @@ def otlp_spans(sample: float, warn: Callable[[str], None]) -> Spans:
             raise SettingsError(f"{name}: only http/protobuf can be spoken; its port is usually 4318")
     _mind_the_library(warn)
     provider = make_provider(sample)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except ValueError as error:
+        raise SettingsError(f"OpenTelemetry does not take its OTEL_… variables: {error}") from None
     return Spans(provider)
 
 
@@ -145,6 +148,7 @@ class Spans:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("homing", _VERSION)
+        self._is_closed = False
 
     # ── putting in ───────────────────────────────────────────────────────────────────────────────
 
@@ -238,6 +242,9 @@ class Spans:
 
     async def close(self, seconds: float) -> None:
         """In a thread that nobody waits for at the end: a collector may be silent for longer than we stop."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._shut_down, args=(loop, done), name="otel-close", daemon=True).start()

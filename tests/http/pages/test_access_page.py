@@ -98,7 +98,9 @@ async def test_users_are_added_changed_and_removed(door: Door, admin: Visitor) -
         assert hidden not in str(await door.audit())
 
 
-async def test_sessions_are_ended_everywhere(door: Door, admin: Visitor) -> None:
+async def test_sessions_are_ended_everywhere_and_nobody_takes_their_own_rights(
+    door: Door, admin: Visitor
+) -> None:
     async with visiting(door, "operator") as operator:
         await operator.read("/targets")
         assert "logged out everywhere" in await admin.done("/access/users/end-sessions", name="operator")
@@ -106,9 +108,6 @@ async def test_sessions_are_ended_everywhere(door: Door, admin: Visitor) -> None
         # Other processes remember a session for two seconds; this one is made to forget it now.
         door.homing.access.sessions._known._entries.clear()
         assert (await operator.client.get("/targets")).status_code == 401
-
-
-async def test_nobody_takes_their_own_rights(door: Door, admin: Visitor) -> None:
     assert "not to yourself" in await admin.done("/access/users/role", name="admin", role="viewer")
     assert "not to yourself" in await admin.done("/access/users/remove", name="admin")
     page = await admin.read("/access")

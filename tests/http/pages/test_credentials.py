@@ -19,13 +19,6 @@ ACTIONS = ("/credentials/create", "/credentials/rotate", "/credentials/end-grace
 
 
 @pytest.fixture
-async def each_door(database_url: str) -> AsyncIterator[Door]:
-    """For what has SQL of its own: on both databases."""
-    async with door_with_people(database_url) as door:
-        yield door
-
-
-@pytest.fixture
 async def door(sqlite_url: str) -> AsyncIterator[Door]:
     async with door_with_people(sqlite_url) as door:
         yield door
@@ -77,9 +70,12 @@ async def test_secrets_are_shown_once_when_they_are_made(door: Door, admin: Visi
         assert hidden not in page
         assert hidden not in door.log.text
         assert hidden not in str(await door.audit())
+    await given(door, admin)
 
 
-async def test_the_token_of_the_receiver_can_be_given(door: Door, admin: Visitor) -> None:
+async def given(door: Door, admin: Visitor) -> None:
+    """The token of the receiver."""
+    await door.sql("DELETE FROM dispatch_credentials WHERE true RETURNING id")
     form = {"name": "shop", "bearer": "given", "bearer_token": "canary-token"}
     answer = await admin.send("/credentials/create", form)
     assert answer.status_code == 200
@@ -94,10 +90,11 @@ async def test_the_token_of_the_receiver_can_be_given(door: Door, admin: Visitor
 
 
 @pytest.mark.clause("JOB-25")
-async def test_they_are_rotated_with_a_grace_and_deleted_when_nobody_needs_them(each_door: Door) -> None:
-    async with visiting(each_door, "admin") as admin:
-        await rotated(each_door, admin)
-        await deleted(each_door, admin)
+async def test_they_are_rotated_with_a_grace_and_deleted_when_nobody_needs_them(
+    door: Door, admin: Visitor
+) -> None:
+    await rotated(door, admin)
+    await deleted(door, admin)
 
 
 async def rotated(door: Door, admin: Visitor) -> None:

@@ -214,9 +214,7 @@ async def test_older_messages_come_page_by_page(
     assert 'id="newest"' in second
     assert 'id="older"' not in second
     assert "data-topic" not in second, "what is older does not move"
-    assert "belongs to another query" in await viewer.read(
-        unescape(older[1]) + "&q=status%3Adead", status=400
-    )
+    assert "belongs to another query" in await viewer.read(unescape(older[1]) + "&q=status%3Adead", 400)
 
     # What is there but is no URL breaks no page, and what is not there is not found.
     (id,) = await jobs.create(f"{sink.url}/ok")
@@ -232,6 +230,6 @@ async def test_older_messages_come_page_by_page(
         "%00",
         "email_7",
     ):
-        await viewer.read(f"/messages/{wrong}", status=404)
+        await viewer.read(f"/messages/{wrong}", 404)
     moved = await viewer.client.get(f"/jobs/{text_of(id)}")
     assert (moved.status_code, moved.headers["location"]) == (308, f"/messages/{text_of(id)}")

@@ -117,7 +117,7 @@ async def test_a_group_of_dead_letters_is_requeued_as_a_whole(
         assert f'<a href="{place}">Requeue #' in await operator.read("/bulk")
         assert await operator.done(f"{place}/cancel") == "It was over already."
         for path in ("/bulk/7777", "/bulk/7777777777777777777777"):
-            await operator.read(path, status=404)
+            await operator.read(path, 404)
         assert "would mean every message" in await operator.read("/bulk/new", q="", verb="cancel")
         assert "did you mean" in await operator.read("/bulk/new", q="statsu:dead", verb="cancel")
     told = [(entry["who"], entry["action"], entry["outcome"]) for entry in await door.audit()]

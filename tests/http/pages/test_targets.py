@@ -11,18 +11,10 @@ from tests.http.pages.visitor import OWN, Visitor, door_with_people, forms_of, v
 from tests.jobs import JobBench
 
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
-from homing.lanes.dispatch_jobs.target_look import TargetFilter, TargetLook
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.testing.http_sink import Answer, HttpSink
 
 ACTIONS = {"/targets/pause", "/targets/limits", "/targets/test"}
-
-
-@pytest.fixture
-async def each_door(database_url: str) -> AsyncIterator[Door]:
-    """For what has SQL of its own: on both databases."""
-    async with door_with_people(database_url, jobs_breaker_failures=2) as door:
-        yield door
 
 
 @pytest.fixture
@@ -50,14 +42,8 @@ async def jobs(door: Door) -> AsyncIterator[JobBench]:
 
 
 async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
-    each_door: Door, sink: HttpSink
+    jobs: JobBench, operator: Visitor, sink: HttpSink
 ) -> None:
-    async with visiting(each_door, "operator") as operator:
-        await listed(each_door, operator, sink)
-
-
-async def listed(door: Door, operator: Visitor, sink: HttpSink) -> None:
-    jobs = JobBench(door.homing, door.log)
     assert "No target here" in await operator.read("/targets")
     for _ in range(2):
         await jobs.create(f"{sink.url}/broken")
@@ -72,28 +58,6 @@ async def listed(door: Door, operator: Visitor, sink: HttpSink) -> None:
     assert sink.url in await operator.read("/targets", state="open")
     assert sink.url in await operator.read("/targets", q=sink.url.upper()[7:])
     assert sink.url not in await operator.read("/targets", q="127.0.0.9")
-
-
-async def test_many_targets_come_page_by_page(each_door: Door) -> None:
-    jobs, look = JobBench(each_door.homing, each_door.log), TargetLook(each_door.homing.jobs)
-    names = [f"http://t{number:03}.example:80" for number in range(230)]
-    for name in names[::2]:
-        await jobs.create(f"{name}/hook")
-    for name in names[1::2]:
-        await jobs.jobs.run("limit_target", target=name, max_concurrency=1, rate_per_second=None)
-    seen, after, pages = list[str](), "", 0
-    while True:
-        page = await look.page(TargetFilter(), after)
-        seen += [one.view.target for one in page.items]
-        pages += 1
-        if page.next is None:
-            break
-        after = page.next
-    assert seen == names
-    assert pages == 5
-    (one,) = (await look.page(TargetFilter("t228."))).items
-    assert one.load.waiting == 1
-    assert [one.view.target for one in (await look.page(TargetFilter("t22"))).items] == names[220:]
 
 
 async def test_one_target_is_paused_limited_and_resumed(

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from litestar import Controller, MediaType, Response, get
+from litestar import Controller, Litestar, MediaType, Response, get
+from markupsafe import Markup
 
-from homing.http.pages.shell import PAGE, AnyRequest, render
+from homing.http.pages.shell import PAGE, AnyRequest, render, render_part
 
 _METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -19,11 +20,18 @@ class ReferencePage(Controller):
 
     @get("/docs", media_type=MediaType.HTML)
     async def docs(self, request: AnyRequest) -> Response[str]:
-        schema = request.app.openapi_schema.to_schema()
+        return render(request, "docs.html", calls=_calls(request.app))
+
+
+def _calls(app: Litestar) -> Markup:
+    """Long, and the same for everybody for as long as this process runs."""
+    if "docs" not in app.state:
+        schema = app.openapi_schema.to_schema()
         areas: dict[str, list[dict[str, Any]]] = {}
         for operation in _operations(schema):
             areas.setdefault(operation["area"], []).append(operation)
-        return render(request, "docs.html", areas=areas, schemas=schema["components"]["schemas"])
+        app.state.docs = render_part("docs_calls.html", areas=areas, schemas=schema["components"]["schemas"])
+    return Markup(app.state.docs)  # noqa: S704 (made by our own template, which escapes)
 
 
 def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -10,9 +10,10 @@ import msgspec
 from homing.brokers.base import Broker, Publication, Queue
 from homing.db import Row, iso
 from homing.errors import SettingsError
-from homing.lanes.dispatch_jobs.job import NewJob
+from homing.lanes.dispatch_jobs.job import NewJob, of_trace
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
+from homing.tracing import Trace, read_trace
 
 SOURCE, TYPE = "homing", "homing.job.dead"
 #: Alerts to people, which are jobs too.
@@ -39,7 +40,7 @@ def make_dead_letters(
         # A dead letter that cannot be delivered brings forth no other, and neither does an alert.
         if row["source"] == SOURCE and row["type"] in {TYPE, ALERT_TYPE}:
             return None
-        return _letter(row, url, credentials)
+        return of_trace(_letter(row, url, credentials), _trace_of(row))
 
     return letter
 
@@ -57,7 +58,7 @@ class QueuedLetters:
         if broker is None:
             return []
         publications = [
-            Publication(msgspec.json.encode(_event(row)), group=text_of(row["id"]), dedup=_once(row))
+            Publication(msgspec.json.encode(_event(row)), text_of(row["id"]), _once(row), _trace_of(row))
             for row in rows
         ]
         refused = await broker.publish(self._queue, publications)
@@ -77,6 +78,11 @@ def make_queued_letters(url: str | None, broker: Callable[[], Broker | None]) ->
 def _once(row: Row) -> str:
     """One letter for each end: a job that is requeued and dies again is told of again."""
     return f"{row['id']}:{row['claim_seq']}:{row['attempt_count']}"
+
+
+def _trace_of(row: Row) -> Trace | None:
+    """A letter is a part of what began with its job."""
+    return read_trace(row["traceparent"], row["tracestate"])
 
 
 def _credentials(text: str | None) -> int | None:

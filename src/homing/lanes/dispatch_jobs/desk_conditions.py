@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from homing.db import Dialect
 from homing.db.conditions import (
     UNCLASSIFIED,
@@ -75,30 +77,56 @@ def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
     return found + _metadata(dialect, wanted.meta) + _target_and_words(wanted, dialect)
 
 
-def filter_of(wanted: Wanted, state: str | None) -> Filter:
-    """As much of it as an index serves."""
-    is_dead = state == "ERROR" and wanted.error is not None and not is_pattern(wanted.error)
-    return Filter(
-        status=None if is_dead else state,
-        error_class=wanted.error if is_dead else None,
-        type=_exact(wanted.type),
-        source=_exact(wanted.source),
-        created_after=wanted.since,
-        created_before=wanted.until,
-        metadata=tuple(sorted((k, v) for k, v in wanted.meta.items() if not is_pattern(v))),
-    )
+def lead_of(wanted: Wanted, state: str | None) -> Filter:
+    """As much of it as one index serves: by it the jobs are read, and what is left over is asked of each.
+
+    Two conditions at once may be rare together though each is frequent, and a table be read for them.
+    """
+    type, source = _exact(wanted.type), _exact(wanted.source)
+    every = Filter(created_after=wanted.since, created_before=wanted.until)
+    if state == "ERROR" and _exact(wanted.error) is not None:
+        return Filter(error_class=wanted.error)
+    if pairs := sorted((key, value) for key, value in wanted.meta.items() if not is_pattern(value)):
+        return Filter(metadata=(pairs[0],))
+    if source is not None and state is not None:
+        return replace(every, source=source, status=state)
+    if state not in {None, "COMPLETED"}:
+        return replace(every, status=state)
+    if type is not None:
+        return replace(every, type=type)
+    return replace(every, source=source) if source is not None else replace(every, status=state)
+
+
+def is_by_id(lead: Filter) -> bool:
+    """Whether its index is in the order of ids, and knows no times."""
+    return lead.error_class is not None or bool(lead.metadata)
 
 
 def left_over(wanted: Wanted, state: str | None, dialect: Dialect) -> Conditions:
-    """What `filter_of` leaves over."""
-    found = Conditions()
-    for column, value in (("type", wanted.type), ("source", wanted.source)):
-        if value is not None and is_pattern(value):
+    """What `lead_of` leaves over."""
+    lead = lead_of(wanted, state)
+    rest = without_lead(wanted, lead)
+    needs_state = state is not None and lead.status is None and lead.error_class is None
+    found = Conditions((is_one_of("o.status", (state,)),) if needs_state and state else ())
+    if is_by_id(lead):
+        found += created(dialect, "o.created_at", wanted.since, wanted.until)
+    for column, value in (("type", rest.type), ("source", rest.source)):
+        if value is not None:
             found += matches(dialect, f"o.{column}", column, value)
-    if wanted.error is not None and filter_of(wanted, state).error_class is None:
-        found += _error(dialect, wanted.error)
-    patterns = {key: value for key, value in wanted.meta.items() if is_pattern(value)}
-    return found + _metadata(dialect, patterns) + _target_and_words(wanted, dialect)
+    if rest.error is not None:
+        found += _error(dialect, rest.error)
+    return found + _metadata(dialect, rest.meta) + _target_and_words(rest, dialect)
+
+
+def without_lead(wanted: Wanted, lead: Filter) -> Wanted:
+    """What is asked for beside what the lead answers; states and times apart."""
+    return replace(
+        wanted,
+        type=None if lead.type is not None else wanted.type,
+        source=None if lead.source is not None else wanted.source,
+        error=None if lead.error_class is not None else wanted.error,
+        meta={key: value for key, value in wanted.meta.items() if (key, value) not in lead.metadata},
+    )
 
 
 def _exact(value: str | None) -> str | None:

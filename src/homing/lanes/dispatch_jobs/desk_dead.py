@@ -6,12 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from homing.db.conditions import UNCLASSIFIED, is_pattern
+from msgspec import json
+from msgspec.structs import replace
+
+from homing.db.conditions import UNCLASSIFIED, Conditions, is_pattern
 from homing.db.looking import Stream
 from homing.db.walking import Walk
 from homing.desk.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
-from homing.desk.model import DeadGroup, LaneName, Verb, Wanted
-from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions
+from homing.desk.model import LANES, DeadGroup, HowMany, LaneName, Verb, Wanted
+from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions, states_of
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.tsid import text_of
 
@@ -21,6 +24,7 @@ FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "send_now": ("PENDING", "FAILED"),
 }
 _BY_CLASS = "o.status = 'ERROR' AND o.error_class = :error"
+_UNCLASSIFIED = "o.status = 'ERROR' AND o.error_class IS NULL"
 
 
 class JobDeadDesk(Walked):
@@ -42,6 +46,17 @@ class JobDeadDesk(Walked):
         targets = {code: _most_frequent(some) for code, some in going.items()}
         return groups_of("dispatch_jobs", causes, said, id_of=text_of, targets=targets)
 
+    async def count(self, wanted: Wanted, *, most: int, seconds: float) -> HowMany:
+        """Jobs of a state lie in an index, but not in the order of ids, by which a walk goes."""
+        if (
+            self._database.dialect == "mongodb"
+            or replace(wanted, lanes=LANES, phases=(), states=()) != Wanted()
+        ):
+            return await super().count(wanted, most=most, seconds=seconds)
+        states = json.encode(states_of(wanted)).decode()
+        (row,) = await self._ask("count_states", states=states, most=most + 1)
+        return HowMany(min(row["count"], most), row["count"] > most)
+
     async def act(self, verb: Verb, numbers: Sequence[int]) -> Sequence[int]:
         verbs = {"requeue": self._jobs.requeue, "cancel": self._jobs.cancel, "send_now": self._jobs.send_now}
         return await verbs[verb](numbers)
@@ -55,9 +70,13 @@ class JobDeadDesk(Walked):
         found = conditions(wanted, self._database.dialect)
         if found is None:
             return None
-        by_class = wanted.error not in {None, UNCLASSIFIED} and not is_pattern(wanted.error or "")
-        ordered = (_BY_CLASS,) if by_class and wanted.states == ("ERROR",) else ()
-        return Walk(self._database, TABLE, Stream(ordered or _named(found.texts)), found, newest_first)
+        if wanted.states == ("ERROR",) and wanted.error is not None and not is_pattern(wanted.error):
+            others = conditions(replace(wanted, states=(), error=None), self._database.dialect)
+            if others is not None:
+                by_class = _UNCLASSIFIED if wanted.error == UNCLASSIFIED else _BY_CLASS
+                also = others + Conditions((), {"error": wanted.error})
+                return Walk(self._database, TABLE, Stream((by_class,)), also, newest_first)
+        return Walk(self._database, TABLE, Stream(_named(found.texts)), found, newest_first)
 
 
 def _named(texts: Sequence[str]) -> tuple[str, ...]:

@@ -7,20 +7,22 @@ are merged. All of them go on from the same place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.db import Row
-from homing.db.conditions import Conditions
+from homing.db.conditions import Conditions, readable
 from homing.db.looking import FIRST_WINDOW, SCATTERED, WINDOW, Stream, look
 from homing.desk.model import Wanted
 from homing.lanes.dispatch_jobs.desk_conditions import (
     PHASES,
     TABLE,
     conditions,
-    filter_of,
+    is_by_id,
+    lead_of,
     left_over,
     states_of,
 )
@@ -77,21 +79,20 @@ class JobFinder:
         return Place(at if isinstance(at, str) else at.isoformat(), number)
 
     async def _stream(self, wanted: Wanted, state: str | None, after: Place | None, limit: int) -> _Some:
-        filter = filter_of(wanted, state)
-        first = await self._search.first(filter)
+        lead = lead_of(wanted, state)
         also = self._also(wanted, state)
         if also is not None:
-            return await self._look_through(filter, first, also, after, limit)
-        places = await self._search.places(filter, first, after=after, limit=limit + 1)
+            found = await self._look_through(lead, also, after, limit)
+            ended = found.end is not None and wanted.since is not None and _is_before(found.end, wanted.since)
+            return replace(found, end=None) if ended else found
+        places = await self._search.places(lead, 0, after=after, limit=limit + 1)
         more = len(places) > limit
         return _Some(places[:limit], places[limit - 1] if more else None)
 
-    async def _look_through(
-        self, filter: Filter, first: int, also: Any, after: Place | None, limit: int
-    ) -> _Some:
-        lies_together = filter.status in {None, "COMPLETED"} and not filter.metadata
+    async def _look_through(self, lead: Filter, also: Any, after: Place | None, limit: int) -> _Some:
+        lies_together = lead.status in {None, "COMPLETED"} and not is_by_id(lead)
         for window in (FIRST_WINDOW, WINDOW if lies_together else SCATTERED):
-            seen = await self._search.window(filter, first, also, after=after, window=window, limit=limit)
+            seen = await self._search.window(lead, 0, also, after=after, window=window, limit=limit)
             if len(seen.places) == limit:
                 return _Some(seen.places, seen.places[-1])
             if seen.end is None:
@@ -140,6 +141,11 @@ class JobFinder:
             stream = Stream((), _KEYS, f"({' OR '.join(_KEYS)})")
             seen = await look(database, TABLE, stream, also, before=before, limit=limit)
         return [row["id"] for row in seen.rows]
+
+
+def _is_before(place: Place, moment: datetime) -> bool:
+    at = readable(place.at)
+    return at is not None and at < moment
 
 
 _KEYS = ("o.external_id = :key", "o.idempotency_key = :key")

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Row
+from homing.tracing import Trace
 
 STATES = ("PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "ERROR", "CANCELLED")
 #: Those that nobody has claimed and that have not ended.
@@ -81,6 +82,13 @@ class TracedJob(NewJob, frozen=True, kw_only=True):
 
     traceparent: str
     tracestate: str | None = None
+
+
+def of_trace(order: NewJob, trace: Trace | None) -> NewJob:
+    if trace is None:
+        return order
+    columns = msgspec.structs.asdict(order)
+    return TracedJob(**columns, traceparent=trace.traceparent, tracestate=trace.tracestate)
 
 
 class Report(Struct, frozen=True, gc=False):

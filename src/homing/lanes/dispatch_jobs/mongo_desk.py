@@ -11,7 +11,13 @@ from homing.db import Query
 from homing.db.conditions import UNCLASSIFIED, is_pattern
 from homing.db.mongo import Columns, Session
 from homing.desk.model import Wanted
-from homing.lanes.dispatch_jobs.desk_conditions import PHASES, filter_of, states_of
+from homing.lanes.dispatch_jobs.desk_conditions import (
+    PHASES,
+    is_by_id,
+    lead_of,
+    states_of,
+    without_lead,
+)
 from homing.lanes.dispatch_jobs.desk_find import JobFinder
 from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows
 from homing.lanes.dispatch_jobs.tsid import number_of
@@ -48,16 +54,13 @@ _NAMED: Final = Query("desk_named", "", (), False, _named)
 
 
 def left_over(wanted: Wanted, state: str | None) -> list[Match]:
-    """What `filter_of` leaves over."""
-    found = [
-        {name: _matching(value)}
-        for name, value in (("type", wanted.type), ("source", wanted.source))
-        if value is not None and is_pattern(value)
-    ]
-    if wanted.error is not None and filter_of(wanted, state).error_class is None:
-        found += _error(wanted.error)
-    found += [_entry(key, value) for key, value in wanted.meta.items() if is_pattern(value)]
-    return [*found, *_target_and_words(wanted)]
+    """What `lead_of` leaves over."""
+    lead = lead_of(wanted, state)
+    rest = replace(without_lead(wanted, lead), phases=(), states=())
+    if not is_by_id(lead):
+        rest = replace(rest, since=None, until=None)
+    needs_state = state is not None and lead.status is None and lead.error_class is None
+    return [*([{"status": state}] if needs_state else []), *all_of(rest)]
 
 
 def all_of(wanted: Wanted) -> list[Match]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from msgspec import Struct
+from pymongo.errors import ExecutionTimeout
 
 from homing.db import Database, Query
 from homing.db.mongo import Columns, Document, Session
@@ -76,9 +77,9 @@ def _ended(job: Document) -> Any:
     return job.get("completed_at") or job.get("updated_at")
 
 
-async def _counted(session: Session, match: Match, most: int, **hint: str) -> int:
+async def _counted(session: Session, match: Match, most: int, **options: Any) -> int:
     steps: list[Match] = [{"$match": match}, {"$limit": max(1, most)}, {"$count": "count"}]
-    found = await session.aggregate(JOBS, steps, **hint)
+    found = await session.aggregate(JOBS, steps, **options)
     return int(found[0]["count"]) if found else 0
 
 
@@ -99,9 +100,12 @@ class MongoWalk(Struct, frozen=True):
         rows_ = await self.database.fetch(_WALK, {"match": match, "limit": limit, "direction": direction})
         return [row["id"] for row in rows_]
 
-    async def count(self, most: int) -> int:
-        rows_ = await self.database.fetch(_COUNT, {"match": self.match, "most": most})
-        return int(rows_[0]["count"])
+    async def count(self, most: int, seconds: float) -> tuple[int, bool]:
+        """At the end of its time, none were counted: the server tells nothing of what it has seen by then."""
+        given = {"match": self.match, "most": most + 1, "longest": seconds}
+        rows_ = await self.database.fetch(_COUNT, given)
+        counted = int(rows_[0]["count"])
+        return min(counted, most), counted > most or not rows_[0]["whole"]
 
 
 def walk_of(database: Database, wanted: Wanted, *, newest_first: bool) -> MongoWalk:
@@ -121,7 +125,12 @@ async def _numbers(session: Session, given: Given) -> list[Columns]:
 
 
 async def _count(session: Session, given: Given) -> list[Columns]:
-    return rows([{"count": await _counted(session, given["match"], given["most"])}])
+    longest = max(1, round(given["longest"] * 1000))
+    try:
+        counted = await _counted(session, given["match"], given["most"], maxTimeMS=longest)
+    except ExecutionTimeout:
+        return rows([{"count": 0, "whole": False}])
+    return rows([{"count": counted, "whole": True}])
 
 
 _WALK: Final = Query("desk_walk", "", (), False, _numbers)

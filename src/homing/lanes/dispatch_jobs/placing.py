@@ -11,13 +11,12 @@ from msgspec import UNSET, Struct, UnsetType
 from homing.db import Row
 from homing.engine.coalesce import Batched
 from homing.errors import DatabaseError, InvalidRequest, NotAllowed, PayloadTooLarge, Refused, Unreachable
-from homing.lanes.dispatch_jobs.job import NewJob, TracedJob
+from homing.lanes.dispatch_jobs.job import NewJob, of_trace
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules, read_order, unknown_credentials
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.lanes.dispatch_jobs.view import ErrorReply, Problem
 from homing.telemetry import Telemetry
-from homing.tracing import Trace
 
 LANE = "dispatch_jobs"
 MOST_PER_POST = 1000
@@ -193,13 +192,6 @@ class JobOrders:
 class Rejection(Struct, frozen=True):
     status: int
     reply: ErrorReply
-
-
-def of_trace(order: NewJob, trace: Trace | None) -> NewJob:
-    if trace is None:
-        return order
-    columns = msgspec.structs.asdict(order)
-    return TracedJob(**columns, traceparent=trace.traceparent, tracestate=trace.tracestate)
 
 
 async def enqueue_together(jobs: DispatchJobs, orders: Sequence[NewJob]) -> list[Ordered]:

@@ -8,7 +8,7 @@ from typing import Final
 from homing.db.walking import Walk, walk_of
 from homing.desk.dead import DeadByText
 from homing.desk.model import LaneName, Verb, Wanted
-from homing.lanes.email_log.desk_conditions import ORDERED, TABLE, other_conditions, states_of
+from homing.lanes.email_log.desk_conditions import ORDERED, TABLE, in_order, other_conditions, states_of
 from homing.lanes.email_log.log import EmailLog
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
@@ -38,6 +38,9 @@ class EmailDeadDesk(DeadByText):
         if not states or others is None:
             return None
         return walk_of(
-            self._database, TABLE, states, others, column="o.status", ordered=ORDERED,
+            self._database, TABLE, states, others, column="o.status", in_order=self._in_order,
             unique=("o.id", "o.message_key"), newest_first=newest_first,
         )  # fmt: skip
+
+    def _in_order(self, state: str) -> str | None:
+        return in_order(self._database.dialect, state) if state in ORDERED else None

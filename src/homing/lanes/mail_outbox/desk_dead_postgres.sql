@@ -1,12 +1,22 @@
 -- What the desk does with mails of the outbox, on PostgreSQL.
 
+-- fragment: failed
+-- Written so that the order has to come from the index of what ended badly, and not from that of all mails.
+status IN ('failed', 'cancelled', 'expired') AND status >= 'failed' AND status <= 'failed'
+
+-- name: by_index
+-- For the transaction: what is asked for lies in an index in the order that is asked for, and only the newest of it
+-- are read. The planner, which does not know how old they are, would rather read it all and sort.
+SELECT set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
+    set_config('enable_seqscan', 'off', true)
+
 -- name: dead_codes
 -- `last_error` is `code: message`, and no index is by its code: of the newest that failed, each code.
 WITH newest AS MATERIALIZED (
     SELECT id, split_part(last_error, ':', 1) AS code, coalesce(last_attempt_at, created_at) AS at
     FROM mail_outbox
-    WHERE status = 'failed'
-    ORDER BY id DESC
+    WHERE {failed}
+    ORDER BY status DESC, id DESC
     LIMIT :most
 ), codes AS MATERIALIZED (
     SELECT code, count(*) AS count, min(at) AS first_at, max(at) AS last_at, max(id) AS newest,
@@ -21,6 +31,6 @@ SELECT c.*, o.last_error AS text FROM codes AS c JOIN mail_outbox AS o ON o.id =
 -- name: dead_words
 SELECT split_part(last_error, ':', 1) AS code, last_error AS text
 FROM mail_outbox
-WHERE status = 'failed'
-ORDER BY id DESC
+WHERE {failed}
+ORDER BY status DESC, id DESC
 LIMIT :most

@@ -12,7 +12,7 @@ from homing.db.patience import patiently
 from homing.db.walking import Walk, walk_of
 from homing.desk.dead import DeadByText
 from homing.desk.model import LaneName, Verb, Wanted
-from homing.lanes.open_events.desk_conditions import ORDERED, TABLE, other_conditions, states_of
+from homing.lanes.open_events.desk_conditions import ORDERED, TABLE, in_order, other_conditions, states_of
 from homing.lanes.open_events.notifications import Notifications
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
@@ -60,6 +60,9 @@ class NotificationDeadDesk(DeadByText):
         if not states or others is None:
             return None
         return walk_of(
-            self._database, TABLE, states, others, column="lower(o.fanout_status)", ordered=ORDERED,
+            self._database, TABLE, states, others, column="lower(o.fanout_status)", in_order=self._in_order,
             unique=("o.notification_id",), newest_first=newest_first,
         )  # fmt: skip
+
+    def _in_order(self, state: str) -> str | None:
+        return in_order(self._database.dialect, state) if state in ORDERED else None
