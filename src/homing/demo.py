@@ -83,7 +83,7 @@ async def run_demo(
     rate: float,
     seconds: float,
     tell: Tell,
-    examine: Callable[[Homing], AsyncIterator[Finding]],
+    examine: Callable[[Settings], AsyncIterator[Finding]],
 ) -> None:
     accepted: asyncio.Queue[SinkMail] = asyncio.Queue()
     async with AsyncExitStack() as stack:
@@ -93,7 +93,7 @@ async def run_demo(
         settings = _settings(flags, environ, Path(folder), relay.url)
         require_loopback(settings)
         homing = await stack.enter_async_context(opened(settings, makes_file=True))
-        homing.health.examine = lambda: examine(homing)
+        homing.health.examine = lambda: examine(settings)
         await homing.migrate()
         partners = await _make_partners(homing)
         receiver = await stack.enter_async_context(HttpSink(_Receiver(partners).answer, keep=False))

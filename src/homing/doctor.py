@@ -30,16 +30,21 @@ _AT_ONCE = 500
 _WEEKS_AHEAD = 4
 
 
-__all__ = ["Finding", "examine", "findings_of"]
+__all__ = ["Finding", "examine", "findings"]
 
 
 async def examine(settings: Settings) -> list[Finding]:
+    return [finding async for finding in findings(settings)]
+
+
+async def findings(settings: Settings) -> AsyncIterator[Finding]:
+    """By connections of its own, also where a process is at work: some looks take seconds."""
     async with opened(settings) as homing:
-        return [finding async for finding in findings_of(homing)]
+        async for finding in _findings(homing):
+            yield finding
 
 
-async def findings_of(homing: Homing) -> AsyncIterator[Finding]:
-    """Of a process that may be at work meanwhile."""
+async def _findings(homing: Homing) -> AsyncIterator[Finding]:
     try:
         await homing.database.fetch(Query("ping", "SELECT 1 AS one", (), writes=False), {})
     except DatabaseError as error:

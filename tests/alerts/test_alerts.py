@@ -24,8 +24,6 @@ from homing.signatures import verify
 from homing.testing.http_sink import Answer, HttpSink
 from homing.testing.smtp_sink import SmtpSink, reply
 
-pytestmark = pytest.mark.clause("JOB-25")
-
 
 @asynccontextmanager
 async def peers(database_url: str, **settings: Any) -> AsyncIterator[tuple[AlertBench, SmtpSink, HttpSink]]:
@@ -46,6 +44,7 @@ def to_people(smtp: SmtpSink) -> list[EmailMessage]:
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.clause("JOB-25")
 async def test_dead_letters_are_told_by_mail_and_by_webhook(database_url: str) -> None:
     async with peers(database_url) as (bench, smtp, hooks):
         await bench.kill_mails(3)

@@ -158,6 +158,8 @@ async def test_what_no_index_serves_is_looked_for_in_a_window(
 async def test_rows_that_hold_nonsense_are_shown_all_the_same(lanes: Bench) -> None:
     if lanes.homing.database.dialect == "sqlite":
         await lanes.run("UPDATE mail_outbox SET created_at = 'long ago', recipients = '[1]' WHERE id = 1")
+        await lanes.run("UPDATE mail_outbox SET subject = x'ff', last_error = x'00ff' WHERE id = 5")
+        await lanes.run("UPDATE email_log SET subject = 5, last_error = 7.5, created_at = 12 WHERE id = 1")
         await lanes.run(
             "UPDATE open_event_notifications SET created_at = '', error = x'ff00' WHERE notification_id = 1"
         )

@@ -80,9 +80,9 @@ def died(count: int, ago: timedelta, error: str | None = "timeout") -> DeadGroup
         (Signs(NOW, dead=[died(10, timedelta(minutes=5))]), [("dead", "urgent")]),
         (Signs(NOW, dead=[died(9000, timedelta(hours=2))]), [("dead", "soon")]),
         (Signs(NOW, dead=[died(9000, timedelta(hours=25))]), []),
-        (Signs(NOW, dead=[died(n, timedelta(hours=2)) for n in range(1, 8)]), [("dead", "soon")] * 5),
+        (Signs(NOW, dead=[died(n, timedelta(hours=2)) for n in range(1, 8)]), [("dead", "soon")]),
         (Signs(NOW, targets=[TargetTrouble("x", True)]), [("breaker", "soon")]),
-        (Signs(NOW, targets=[TargetTrouble("x", True)] * 30), [("breaker", "soon")] * 5),
+        (Signs(NOW, targets=[TargetTrouble("x", True)] * 30), [("breaker", "soon")]),
         (Signs(NOW, targets=[TargetTrouble("x", False)] * 30), [("target_paused", "note")]),
         (Signs(NOW, hands=[Hand("b:2", True, ("mail_outbox",), 90.0)]), [("worker_lost", "soon")]),
         (Signs(NOW, queues=[QueueDepth("q", 5, 0)]), [("queue", "soon")]),
@@ -110,28 +110,54 @@ def test_retention_is_a_topic_once_there_is_much_to_delete() -> None:
 
 
 def test_the_most_urgent_comes_first_and_leads_to_where_it_can_be_mended() -> None:
+    mails = DeadGroup("mail_outbox", None, 1, None, NOW - timedelta(hours=3), "words", "outbox_1")
     found = attention(
         Signs(
             NOW,
             [late(400)],
-            dead=[died(1204, timedelta(minutes=3), "connect_timeout"), died(3, timedelta(hours=3), None)],
+            dead=[died(1204, timedelta(minutes=3), "connect_timeout"), mails],
             targets=[TargetTrouble("https://x:443", False)],
             hands=[AT_WORK, Hand("b:2", True, ("mail_outbox",), 200.0)],
         )
     )
     assert [item.level for item in found] == ["urgent", "urgent", "soon", "soon", "note"]
     assert found[0].title == "Mails are late"
-    assert found[0].detail == "7 mails wait, the oldest for 7 minutes"
+    assert found[0].detail == "7 mails wait, the oldest for 7 min"
     assert found[1].title == "1,204 webhooks given up: connect_timeout"
-    assert found[3].detail == "it was last heard of 3 minutes ago"
+    assert found[1].detail == "the last 3 min ago, many of them for https://x:443"
+    assert found[2].title == "1 mail given up: no reason kept"
+    assert found[3].detail == "it was last heard of 3 min ago"
     lines = [parse_qs(urlsplit(item.link).query).get("q", [""])[0] for item in found]
     wanted = [one for line in lines[:3] if isinstance(one := query.read(line, NOW), Wanted)]
     assert [(one.lanes, one.phases, one.error) for one in wanted] == [
         (("mail_outbox",), ("waiting",), None),
         (("dispatch_jobs",), ("dead",), "connect_timeout"),
-        (("dispatch_jobs",), ("dead",), "unclassified"),
+        (("mail_outbox",), ("dead",), "unclassified"),
     ]
     assert [item.link for item in found[3:]] == ["/workers", "/targets?state=paused"]
+
+
+def test_the_reasons_of_a_lane_stand_in_one_line() -> None:
+    groups = [died(n, timedelta(minutes=n), f"http_{500 + n}") for n in range(1, 6)]
+    (item,) = attention(Signs(NOW, dead=groups))
+    assert item.title == (
+        "15 webhooks given up: http_505 5, http_504 4, http_503 3, http_502 2, 1 other reason"
+    )
+    assert (item.link, item.level) == ("/dead", "urgent")
+    (item,) = attention(Signs(NOW, dead=[replace(groups[0], is_lower_bound=True), groups[1]]))
+    assert item.title == "at least 3 webhooks given up: http_502 2, http_501 1"
+    assert item.detail.startswith("the last 60 s ago")
+
+
+def test_many_of_a_kind_are_one_line() -> None:
+    targets = [TargetTrouble(f"https://{name}:443", True, "HTTP 503") for name in "abcdef"]
+    hands = [Hand(f"host:{number}", True, ("mail_outbox",)) for number in range(2)]
+    breakers, lost = attention(Signs(NOW, targets=targets, hands=hands))
+    assert breakers.title == "6 targets keep failing"
+    assert breakers.detail == "https://a:443, https://b:443, https://c:443, https://d:443 and 2 more"
+    assert (lost.title, lost.detail) == ("2 workers are silent", "host:0, host:1")
+    (alone,) = attention(Signs(NOW, targets=targets[:1]))
+    assert (alone.title, alone.detail) == ("https://a:443 keeps failing", "HTTP 503")
 
 
 # ── with real lanes ──────────────────────────────────────────────────────────────────────────────

@@ -223,7 +223,7 @@ async def walked(lane: LaneDesk, wanted: Wanted, *, newest_first: bool) -> list[
 async def test_a_walk_looks_beyond_windows_in_which_nothing_is_meant(
     desk: BulkBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.db.walking.WINDOW", 10)
+    monkeypatch.setattr("homing.db.walking.SCATTERED", 10)
     for error in ("other: x", "timeout: y", "other: z"):
         await desk.mails(33, error=error)
     lane = lane_of(desk, "mail_outbox")

@@ -130,12 +130,10 @@ def demo(
 ) -> None:
     """Try it out: sample mails and webhooks, peers that fail on purpose, a page that shows what happens."""
     from homing.demo import run_demo
-    from homing.doctor import findings_of
+    from homing.doctor import findings
 
     flags = _flags(host=host, port=port)
-    run_async(
-        run_demo(flags, environment(), rate=rate, seconds=seconds, tell=_out.print, examine=findings_of)
-    )
+    run_async(run_demo(flags, environment(), rate=rate, seconds=seconds, tell=_out.print, examine=findings))
 
 
 def _flags(**flags: Any) -> dict[str, Any]:
@@ -144,7 +142,7 @@ def _flags(**flags: Any) -> dict[str, Any]:
 
 async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: bool) -> None:
     from homing.app import LANES, opened, warnings_for
-    from homing.doctor import findings_of
+    from homing.doctor import findings
     from homing.service import Stop, run
 
     if api or settings.metrics_port:
@@ -158,7 +156,7 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
         configured = await homing.access.is_configured()
         for warning in warnings_for(settings, LANES if api else work):
             _out.print(f"[yellow]warning:[/] {warning}")
-        homing.health.examine = lambda: findings_of(homing)
+        homing.health.examine = lambda: findings(settings)
         stop = Stop()
         stop.install()
         await run(

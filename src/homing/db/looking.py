@@ -22,7 +22,7 @@ from homing.db.queries import Dialect, Query, parse_queries
 #: So many rows are looked through at most: 10 to 25 ms of CPU, at a million rows with bodies.
 WINDOW: Final = 10_000
 #: Of rows that an index picks from all over the table: each is on a page of its own.
-SCATTERED: Final = 5_000
+SCATTERED: Final = 3_000
 #: What is frequent is found among so many, for a fraction of that.
 FIRST_WINDOW: Final = 1_000
 #: Of rows without an order of their own, so many are sorted.

@@ -20,6 +20,8 @@ from homing.db.queries import Dialect, Query, parse_queries
 
 #: Rows that one statement looks through, and that one counts where an index answers the whole question.
 WINDOW: Final = 20_000
+#: … where they lie far apart.
+SCATTERED: Final = 5_000
 _COUNTED_AT_ONCE: Final = 50_000
 _LARGEST: Final = 2**63 - 1
 
@@ -35,7 +37,7 @@ class Walk(Struct, frozen=True):
 
     async def numbers(self, after: int | None, limit: int) -> list[int]:
         """Ids of the next rows beyond that one; fewer than asked for say nothing, none is the end."""
-        window = WINDOW if self.also.texts else limit
+        window = self._window if self.also.texts else limit
         place = self._beginning if after is None else after
         while True:
             rows = await self._fetch(self._found(window, limit), place)
@@ -51,7 +53,7 @@ class Walk(Struct, frozen=True):
         deadline = time.monotonic() + seconds
         place, counted = self._beginning, 0
         while True:
-            window = WINDOW if self.also.texts else min(most - counted, _COUNTED_AT_ONCE)
+            window = self._window if self.also.texts else min(most - counted, _COUNTED_AT_ONCE)
             seen = (await self._fetch(self._seen(window), place))[0]
             counted += seen["found"] or 0
             if seen["looked"] < window:
@@ -61,6 +63,10 @@ class Walk(Struct, frozen=True):
             place = seen["last"]
 
     # ── statements ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _window(self) -> int:
+        return SCATTERED if self.stream.ordered else WINDOW
 
     @property
     def _beginning(self) -> int:

@@ -86,48 +86,78 @@ def _failing(lane: LaneView) -> Iterable[Attention]:
 
 
 def _deaths(signs: Signs) -> Iterable[Attention]:
-    recent = [g for g in signs.dead if g.last_at is not None and g.last_at >= signs.now - _STILL_A_TOPIC]
-    recent.sort(key=lambda group: -group.count)
-    for group in recent[:_TOLD_SINGLY]:
-        yield _death(group, signs.now)
-    if more := recent[_TOLD_SINGLY:]:
-        count = sum(group.count for group in more)
-        title = f"{count:,} more given up, for {len(more)} other reasons"
-        yield Attention("dead", "soon", title, "within the last 24 hours", "/dead")
+    since = signs.now - _STILL_A_TOPIC
+    recent = [group for group in signs.dead if group.last_at is not None and group.last_at >= since]
+    for lane in _THINGS:
+        if groups := sorted((g for g in recent if g.lane == lane), key=lambda group: -group.count):
+            yield _death(lane, groups, signs.now)
 
 
-def _death(group: DeadGroup, now: datetime) -> Attention:
-    one, many = _THINGS[group.lane]
-    is_recent = group.last_at is not None and group.last_at >= now - _RECENT_DEATH
-    level: Level = "urgent" if is_recent and group.count >= _MANY_DEAD else "soon"
-    ago = _span((now - group.last_at).total_seconds()) if group.last_at is not None else "some time"
-    title = f"{group.count:,} {one if group.count == 1 else many} given up: {group.error or 'no reason kept'}"
-    target = f", most of them for {group.target}" if group.target else ""
-    wanted = Wanted(lanes=(group.lane,), phases=("dead",), error=group.error or query.UNCLASSIFIED)
-    return Attention("dead", level, title, f"the last {ago} ago{target}", _messages(wanted))
+def _death(lane: LaneName, groups: Sequence[DeadGroup], now: datetime) -> Attention:
+    """Of one lane, its largest groups by name."""
+    last = max(group.last_at for group in groups if group.last_at is not None)
+    count = sum(group.count for group in groups)
+    is_urgent = last >= now - _RECENT_DEATH and count >= _MANY_DEAD
+    told = f"{_at_least(groups)}{count:,} {_THINGS[lane][count != 1]} given up: {_reasons(groups)}"
+    detail = f"the last {_span((now - last).total_seconds())} ago{_aim(groups[0])}"
+    return Attention("dead", "urgent" if is_urgent else "soon", told, detail, _dead_letters(lane, groups))
+
+
+def _reasons(groups: Sequence[DeadGroup]) -> str:
+    if len(groups) == 1:
+        return groups[0].error or "no reason kept"
+    named = [f"{group.error or 'no reason kept'} {group.count:,}" for group in groups[:_TOLD_SINGLY]]
+    others = groups[_TOLD_SINGLY:]
+    more = [f"{len(others)} other reason{'s' if len(others) > 1 else ''}"] if others else []
+    return ", ".join([*named, *more])
+
+
+def _at_least(groups: Sequence[DeadGroup]) -> str:
+    return "at least " if any(group.is_lower_bound for group in groups) else ""
+
+
+def _aim(group: DeadGroup) -> str:
+    """The place without the number of its credentials, which says nothing here."""
+    return f", many of them for {group.target.partition('#')[0]}" if group.target else ""
+
+
+def _dead_letters(lane: LaneName, groups: Sequence[DeadGroup]) -> str:
+    if len(groups) > 1:
+        return "/dead"
+    return _messages(Wanted(lanes=(lane,), phases=("dead",), error=groups[0].error or query.UNCLASSIFIED))
 
 
 def _targets(troubles: Sequence[TargetTrouble]) -> Iterable[Attention]:
-    broken = [trouble for trouble in troubles if trouble.is_open]
-    for trouble in broken[:_TOLD_SINGLY]:
-        link = f"/targets?{urlencode({'q': trouble.target})}"
-        yield Attention("breaker", "soon", f"{trouble.target} keeps failing", trouble.reason or "", link)
-    if more := broken[_TOLD_SINGLY:]:
-        title = f"{len(more):,} more targets keep failing"
-        yield Attention("breaker", "soon", title, "they are left alone for a while", "/targets?state=open")
-    if paused := [trouble for trouble in troubles if not trouble.is_open]:
-        names = ", ".join(trouble.target for trouble in paused[:_TOLD_SINGLY])
+    if broken := [trouble for trouble in troubles if trouble.is_open]:
+        yield _breakers(broken)
+    if paused := [trouble.target for trouble in troubles if not trouble.is_open]:
         title = "A target is paused" if len(paused) == 1 else f"{len(paused):,} targets are paused"
-        yield Attention("target_paused", "note", title, names, "/targets?state=paused")
+        yield Attention("target_paused", "note", title, _names(paused), "/targets?state=paused")
+
+
+def _breakers(broken: Sequence[TargetTrouble]) -> Attention:
+    if len(broken) == 1:
+        (only,) = broken
+        link = f"/targets?{urlencode({'q': only.target})}"
+        return Attention("breaker", "soon", f"{only.target} keeps failing", only.reason or "", link)
+    names = _names([trouble.target for trouble in broken])
+    return Attention("breaker", "soon", f"{len(broken):,} targets keep failing", names, "/targets?state=open")
 
 
 def _lost(hands: Sequence[Hand]) -> Iterable[Attention]:
     lost = [hand for hand in hands if hand.is_lost]
-    for hand in lost[:_TOLD_SINGLY]:
-        detail = f"it was last heard of {_span(hand.silent_seconds)} ago"
-        yield Attention("worker_lost", "soon", f"The worker {hand.name} is silent", detail, "/workers")
-    if more := lost[_TOLD_SINGLY:]:
-        yield Attention("worker_lost", "soon", f"{len(more):,} more workers are silent", "", "/workers")
+    if not lost:
+        return
+    title = f"The worker {lost[0].name} is silent"
+    detail = f"it was last heard of {_span(lost[0].silent_seconds)} ago"
+    if len(lost) > 1:
+        title, detail = f"{len(lost):,} workers are silent", _names([hand.name for hand in lost])
+    yield Attention("worker_lost", "soon", title, detail, "/workers")
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _TOLD_SINGLY
+    return ", ".join(names[:_TOLD_SINGLY]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _queues(queues: Sequence[QueueDepth]) -> Iterable[Attention]:
@@ -150,7 +180,7 @@ def _messages(wanted: Wanted) -> str:
 
 def _span(seconds: float) -> str:
     """As a person would say it."""
-    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return f"{seconds:.0f} s"

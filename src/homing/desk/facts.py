@@ -67,16 +67,18 @@ def code_of(error: str | None) -> str | None:
     """The code of `code: message`; of another program's text, its beginning."""
     if not error:
         return None
-    found = _CODE.match(error)
-    return found[0] if found else error.partition(":")[0].strip()[:_LONGEST_CODE] or UNCLASSIFIED
+    text = str(error)
+    found = _CODE.match(text)
+    return found[0] if found else text.partition(":")[0].strip()[:_LONGEST_CODE] or UNCLASSIFIED
 
 
 def message_of(error: str | None) -> str | None:
     """What `code: message` says after its code."""
     if not error:
         return None
-    found = _CODE.match(error)
-    return error[found.end() + 1 :].strip() or error if found else error
+    text = str(error)
+    found = _CODE.match(text)
+    return text[found.end() + 1 :].strip() or text if found else text
 
 
 def verdicts(text: str | None) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, NotFoundException
 
 from homing.errors import (
     Conflict,
@@ -71,7 +71,7 @@ class ErrorHandler:
             status = _DISPATCH_STATUS.get(status, status)
             code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
         if wants_page(request):
-            return _page(request, status, message, _headers(error))
+            return _page(request, status, _for_people(error, message), _headers(error))
         body = {"error": {"code": code, "message": message, "details": _details(error)}}
         return Response(body, status_code=status, headers=_headers(error))
 
@@ -93,6 +93,10 @@ def _judge(error: Exception) -> tuple[int, str]:
     if isinstance(error, HTTPException) and error.status_code < 500:
         return error.status_code, error.detail
     return 500, _INTERNAL
+
+
+def _for_people(error: Exception, message: str) -> str:
+    return "no page has this address" if isinstance(error, NotFoundException) else message
 
 
 def _page(

@@ -12,6 +12,7 @@ from homing import __version__
 from homing.brokers.depths import QueueDepths, Watched
 from homing.brokers.router import queue_of
 from homing.db import Database, load_queries
+from homing.engine.deliver import Deliverer
 from homing.errors import DatabaseError
 from homing.lanes.dispatch_jobs.look import held_back
 from homing.lines import Line
@@ -81,17 +82,22 @@ class Operations:
 
     def _report(self, worked: frozenset[str], *, routes: bool) -> Report:
         """A line that only did what somebody asked for is told of as well, once it has."""
-        lines = [line for name, line in self._lines().items() if name in worked or line.deliverer.claimed]
+        lanes = tuple(
+            _lane_report(self._stage(line), line.deliverer)
+            for name, line in self._lines().items()
+            if name in worked or line.deliverer.claimed
+        )
         router = self._jobs.router if routes else None
         if router is None:
-            return Report(tuple(_lane_report(line) for line in lines))
+            return Report(lanes)
         pools = (PoolReport(p.code, p.concurrency, p.running, p.buffered, p.peak) for p in router.status())
         latest = list(router.warnings)[-_MOST_WARNINGS:][::-1]
-        return Report(
-            tuple(_lane_report(line) for line in lines),
-            tuple(pools),
-            tuple(WarningReport(w.at, w.kind, w.queue, w.detail) for w in latest),
-        )
+        warnings = (WarningReport(w.at, w.kind, w.queue, w.detail) for w in latest)
+        return Report(lanes, tuple(pools), tuple(warnings))
+
+    def _stage(self, line: Line) -> str:
+        """Its name as one of its lane: what sends messages of jobs to queues is a stage of theirs."""
+        return "dispatch_jobs:queue" if line is self._jobs.queueing else line.name
 
     async def _rescue(self, lanes: Collection[str]) -> None:
         for name, line in self._lines().items():
@@ -137,10 +143,9 @@ def _leases_of(lane: str, database: Database) -> LaneLeases:
     return LaneLeases(lane, database, load_queries(f"homing.lanes.{lane}", database.dialect, "leases"))
 
 
-def _lane_report(line: Line) -> LaneReport:
-    deliverer = line.deliverer
+def _lane_report(lane: str, deliverer: Deliverer) -> LaneReport:
     return LaneReport(
-        lane=line.name,
+        lane=lane,
         in_flight=deliverer.slots - deliverer.free,
         slots=deliverer.slots,
         claimed=deliverer.claimed,

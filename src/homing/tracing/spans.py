@@ -131,17 +131,19 @@ class Attempt:
         if (target := fields.get("target")) is not None:
             self._span.set_attributes(_of_target(target))
         if error is not None and outcome != "skip":
-            self._fail(error)
+            _fail(self._span, error)
 
     def broke_off(self, error: BaseException) -> None:
         """A lease that was lost or a stop; or a bug of ours."""
         called_off = isinstance(error, asyncio.CancelledError)
         self._span.set_attribute("homing.outcome", "called_off" if called_off else "crashed")
-        self._fail("called_off" if called_off else type(error).__name__)
+        _fail(self._span, "called_off" if called_off else type(error).__name__)
 
-    def _fail(self, error: str) -> None:
-        self._span.set_attribute("error.type", error)
-        self._span.set_status(_FAILED)
+
+def _fail(span: otel.Span, error: str) -> None:
+    """With a word of few, and without the error's own."""
+    span.set_attribute("error.type", error)
+    span.set_status(_FAILED)
 
 
 class Spans:
@@ -167,8 +169,7 @@ class Spans:
             try:
                 yield _trace_of(span.get_span_context())
             except Exception as error:
-                span.set_attribute("error.type", type(error).__name__)
-                span.set_status(_FAILED)
+                _fail(span, type(error).__name__)
                 raise
 
     def current(self) -> Trace | None:
@@ -220,7 +221,7 @@ class Spans:
         try:
             yield
         except BaseException as error:
-            Attempt(span).broke_off(error)
+            _fail(span, type(error).__name__)
             raise
         finally:
             span.end()
@@ -323,10 +324,6 @@ def _link_to(text: str | None) -> Link | None:
         # A table that has room for the trace alone: its end stands for the span, for a link names both.
         trace = Trace(trace_id, trace_id[16:] if trace_id[16:].strip("0") else trace_id[:16])
     return Link(_context_of(trace)) if trace is not None else None
-
-
-def trace_id_in(context: SpanContext) -> str:
-    return otel.format_trace_id(context.trace_id)
 
 
 class _Seldom(logging.Handler):

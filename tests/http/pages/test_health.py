@@ -13,8 +13,9 @@ from tests.http.pages.visitor import Visitor, door_with_people, visiting
 from tests.outbox import LogLines
 
 from homing.desk.checkup import Checkup, Examine, Finding
-from homing.doctor import findings_of
+from homing.doctor import findings
 from homing.errors import DatabaseError
+from homing.parts.health import place_of
 from homing.telemetry import Telemetry, make_logger
 
 
@@ -32,7 +33,7 @@ async def operator(door: Door) -> AsyncIterator[Visitor]:
 
 
 async def test_what_the_doctor_found_is_shown_with_what_runs_here(door: Door, operator: Visitor) -> None:
-    door.homing.health.examine = lambda: findings_of(door.homing)
+    door.homing.health.examine = lambda: findings(door.homing.settings)
     first = await operator.client.get("/health")
     assert first.headers["refresh"] == "2"
     assert "The doctor is looking" in first.text
@@ -82,6 +83,14 @@ def _slow() -> tuple[Examine, asyncio.Event]:
         yield Finding("database", True, "there")
 
     return examine, go
+
+
+def test_places_tell_no_user_and_no_password() -> None:
+    assert (
+        place_of("postgresql://ann:canary@db.example:5432/homing?sslkey=canary")
+        == "postgresql://db.example:5432/homing"
+    )
+    assert place_of("sqlite:///homing.db") == "sqlite:///homing.db"
 
 
 # ── the look itself ──────────────────────────────────────────────────────────────────────────────

@@ -131,7 +131,7 @@ async def test_an_outage_is_told_and_a_bug_ends_the_stream(stage: Stage) -> None
 async def test_who_is_logged_out_or_reads_too_slowly_is_sent_away(stage: Stage) -> None:
     async with aclosing(stage.follow()) as stream:
         await event(stream)
-        for n in range(100):
+        for n in range(20):
             stage.watched.pieces["a"] = n
             looks = stage.watched.looks
             await happens(lambda looks=looks: stage.watched.looks > looks + 1)  # type: ignore[misc]  # a default binds the number
@@ -219,6 +219,20 @@ async def test_a_new_message_is_at_the_top_within_a_moment(
         await happens(lambda: streams_of(door).topics == 0)
 
 
+async def test_a_message_is_watched_to_its_end(sqlite_url: str) -> None:
+    async with opened_door(sqlite_url) as door:
+        (id,) = await door.insert(1)
+        page = (await door.client.get(f"/messages/outbox_{id}")).text
+        assert f'data-topic="/events?topic=message&amp;q=outbox_{id}"' in page
+        async with tail(door.client, topic="message", q=f"outbox_{id}") as stream:
+            _, told = await stream.event()
+            assert [key for key, _ in told["put"]] == ["message-state", "timeline"]
+            await door.deliver()
+            while "delivered" not in str(told):
+                _, told = await stream.event()
+        assert "data-topic" not in (await door.client.get(f"/messages/outbox_{id}")).text
+
+
 async def test_a_stop_does_not_wait_for_pages_that_are_open(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +248,7 @@ async def test_a_stop_does_not_wait_for_pages_that_are_open(
             for wrong, status in (
                 ({"topic": "nonsense"}, 400),
                 ({"topic": "bulk", "id": "7"}, 404),
+                ({"topic": "message", "q": "outbox_7"}, 404),
                 ({"topic": "messages", "q": "statsu:x"}, 400),
             ):
                 assert (await client.get("/events", params=wrong)).status_code == status, wrong

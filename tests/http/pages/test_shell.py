@@ -85,7 +85,7 @@ async def test_errors_are_pages_for_people_and_json_for_programs(door: Door, vie
     page = await viewer.read("/messages/outbox_999", 404)
     assert "There is no message outbox_999." in page
     assert 'href="/messages"' in page
-    assert "There is nothing here" in await viewer.read("/nowhere", 404)
+    assert "No page has this address." in await viewer.read("/nowhere", 404)
     assert "You may not do this" in await viewer.read("/audit", 403)
     answer = await viewer.client.get("/messages/outbox_999", headers={"Accept": "application/json"})
     assert answer.json()["error"]["code"] == "NOT_FOUND"

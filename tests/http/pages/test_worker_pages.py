@@ -71,6 +71,9 @@ async def test_a_lane_is_paused_and_resumed_by_a_form(door: Door) -> None:
     (pause,) = await door.homing.fleet.pauses()
     assert (pause.name, pause.reason, pause.asked_by) == ("mail_outbox", "the relay is moved", "loopback")
     assert "the relay is moved" in await words(door, "/workers")
+    assert "refresh" not in (await door.client.get("/workers")).headers
+    await beat(door)
+    assert (await door.client.get("/workers")).headers["refresh"] == "2", "until it has heard of it"
     assert "paused" in await words(door, "/queues")
     await send(door, "/workers/resume", scope="lane", name="mail_outbox")
     assert await door.homing.fleet.pauses() == []

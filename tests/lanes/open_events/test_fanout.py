@@ -424,7 +424,14 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any], field: str | Non
     assert refused.value.field == field
 
 
-def test_a_flip_without_a_time_is_of_now_and_gets_a_trace() -> None:
+async def test_an_event_of_which_nobody_names_the_trace_gets_one(desk: Desk) -> None:
+    unnamed = flip_of(msgspec.convert(OPENED, FlipRequest), EDGE)
+    assert unnamed.trace_id is None
+    await desk.fanout.record(unnamed)
+    (event,) = await desk.sql("SELECT trace_id FROM open_events")
+    assert len(event["trace_id"]) == 32
+
+
+def test_a_flip_without_a_time_is_of_now() -> None:
     flip = flip_of(msgspec.convert({**OPENED, "termId": " 92026 "}, FlipRequest), NOON)
     assert (flip.event_at, flip.term_id) == ("2026-11-16T12:00:00.000Z", "92026")
-    assert len(flip.trace_id) == 32

@@ -138,7 +138,6 @@ class AuditPages(Controller):
         return render(
             request,
             "audit.html",
-            status_code=400 if mistake else 200,
             entries=[_told(shown(row)) for row in found.rows],
             asked=given,
             actions=await access.audit.actions(),

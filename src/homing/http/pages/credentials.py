@@ -76,7 +76,8 @@ class CredentialPages(Controller):
         async def create() -> Issued:
             return await credentials.create(_order(name, form))
 
-        done = await tried(request, access, Deed("dispatch.credentials.create", name), create)
+        deed = Deed("dispatch.credentials.create", name)
+        done = await tried(request, access, deed, create, result=_told)
         if isinstance(done, Refused):
             return gone_to("/credentials", done.text, is_good=False)
         return _issued(request, credentials, done, "Made. These secrets are shown this once.")
@@ -94,7 +95,7 @@ class CredentialPages(Controller):
             return await credentials.rotate(credentials_number(id), order)
 
         deed = Deed("dispatch.credentials.rotate", id, {"graceSeconds": grace})
-        done = await tried(request, access, deed, rotate)
+        done = await tried(request, access, deed, rotate, result=_told)
         if isinstance(done, Refused):
             return gone_to(_path(id), done.text, is_good=False)
         return _issued(request, credentials, done, "Rotated. The new secrets are shown this once.")
@@ -147,6 +148,10 @@ def _order(name: str | None, form: Mapping[str, str]) -> CreateCredentials:
         signing_secret=UNSET if form.get("secret") == "yes" else None,
         generate=("signingKey",) if form.get("key") == "yes" else (),
     )
+
+
+def _told(one: Issued) -> dict[str, Any]:
+    return {"id": text_of(one.row["id"]), "fingerprint": one.row["fingerprint"]}
 
 
 def _issued(request: AnyRequest, credentials: Credentials, one: Issued, title: str) -> Response[str]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from homing.access.audit import Entry, Outcome
 from homing.access.desk import Access
 from homing.access.principal import Principal
-from homing.errors import Conflict, HomingError, InvalidRequest, NotAllowed, NotFound
+from homing.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from homing.http.pages.shell import AnyRequest
 
 Done = TypeVar("Done")
@@ -46,19 +46,24 @@ def who_of(request: AnyRequest) -> Principal:
 
 
 async def tried(
-    request: AnyRequest, access: Access, deed: Deed, work: Callable[[], Awaitable[Done]]
+    request: AnyRequest,
+    access: Access,
+    deed: Deed,
+    work: Callable[[], Awaitable[Done]],
+    *,
+    result: Callable[[Done], Mapping[str, Any]] | None = None,
 ) -> Done | Refused:
-    """Do it; whatever comes of it is in the log before it is told."""
+    """Do it; whatever comes of it is in the log before it is told, with what `result` says of it."""
     try:
         done = await work()
     except _REFUSALS as error:
         await _write(request, access, deed, "refused", {"why": str(error)})
         return Refused(str(error))
-    except HomingError:
+    except Exception:
         await _write(request, access, deed, "failed")
         raise
     if not deed.logs_itself:
-        await _write(request, access, deed, "done")
+        await _write(request, access, deed, "done", result(done) if result is not None else None)
     return done
 
 

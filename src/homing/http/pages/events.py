@@ -20,6 +20,7 @@ from homing.errors import DatabaseError
 from homing.http.guard import Site
 from homing.http.live import Look, Streams
 from homing.http.pages.bulk import run_pieces
+from homing.http.pages.message import story_pieces
 from homing.http.pages.messages import message_pieces, read_line
 from homing.http.pages.overview import overview_pieces
 from homing.http.pages.shell import PAGE, AnyRequest
@@ -27,7 +28,7 @@ from homing.http.pages.shell import PAGE, AnyRequest
 #: A proxy must not hold back what comes bit by bit.
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 #: Seconds between two looks.
-_EVERY = {"overview": 2.0, "messages": 1.0, "bulk": 0.5}
+_EVERY = {"overview": 2.0, "messages": 1.0, "message": 1.0, "bulk": 0.5}
 
 
 class LiveEvents(Controller):
@@ -45,7 +46,7 @@ class LiveEvents(Controller):
         desk: NamedDependency[Desk],
         overview: NamedDependency[Overview],
         bulk_runs: NamedDependency[BulkRuns],
-        topic: FromQuery[Literal["overview", "messages", "bulk"]],
+        topic: FromQuery[Literal["overview", "messages", "message", "bulk"]],
         q: FromQuery[str] = "",
         id: FromQuery[int] = 0,
         hours: FromQuery[Hours] = 3,
@@ -57,6 +58,8 @@ class LiveEvents(Controller):
                 key, look = _overview(overview, hours)
             case "messages":
                 key, look = _messages(desk, user, q)
+            case "message":
+                key, look = await _message(desk, user, q)
             case "bulk":
                 key, look = await _bulk(bulk_runs, id)
         following = streams.follow(
@@ -74,6 +77,12 @@ def _messages(desk: Desk, user: Principal, line: str) -> tuple[Hashable, Look]:
     read_line(line, datetime.now(UTC))
     readable = tuple(name for name, lane in desk.lanes.items() if user.may(f"{lane.scope}:read"))
     return ("messages", line, readable), lambda: message_pieces(desk, line, user.may)
+
+
+async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look]:
+    """Who may not see it is refused here, so that those who follow may all see the same."""
+    await story_pieces(desk, id, user.may)
+    return ("message", id), lambda: story_pieces(desk, id, user.may)
 
 
 async def _bulk(bulk_runs: BulkRuns, id: int) -> tuple[Hashable, Look]:

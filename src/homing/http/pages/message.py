@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from homing.access.principal import Principal
 from homing.desk.desk import Desk
 from homing.desk.model import Body, Detail, MailParts, Verb
 from homing.errors import NotAllowed, NotFound
+from homing.http.live import Piece
 from homing.http.pages.acting import DONE, VERBS, act, verb_of
 from homing.http.pages.caught import foreign_html
 from homing.http.pages.json_tree import Node, json_tree
@@ -32,9 +34,7 @@ class MessagePage(Controller):
         self, request: AnyRequest, desk: NamedDependency[Desk], id: FromPath[str]
     ) -> Response[str]:
         user: Principal = request.user
-        detail = await desk.show(id, may=user.may)
-        if detail is None:
-            raise NotFound(f"there is no message {id[:60]}")
+        detail = await _shown(desk, id, user.may)
         return render(
             request,
             "message.html",
@@ -86,6 +86,22 @@ class MessagePage(Controller):
         if not acted.done:
             raise NotAllowed(f"{id[:60]} cannot be {DONE[chosen]}: it is gone, or in no state for it")
         return gone_to(f"/messages/{quote(id, safe='')}", f"{id} is {DONE[chosen]}.")
+
+
+async def story_pieces(desk: Desk, id: str, may: Callable[[str], bool]) -> list[Piece]:
+    """What becomes of a message, for those who watch it."""
+    detail = await _shown(desk, id, may)
+    return [
+        Piece("message-state", "message_state.html", {"detail": detail}),
+        Piece("timeline", "message_timeline.html", {"detail": detail}),
+    ]
+
+
+async def _shown(desk: Desk, id: str, may: Callable[[str], bool]) -> Detail:
+    detail = await desk.show(id, may=may)
+    if detail is None:
+        raise NotFound(f"there is no message {id[:60]}")
+    return detail
 
 
 def _possible(desk: Desk, user: Principal, detail: Detail) -> list[tuple[Verb, str]]:

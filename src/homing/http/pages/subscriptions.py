@@ -77,7 +77,6 @@ class SubscriptionPages(Controller):
         return render(
             request,
             "subscriptions.html",
-            status_code=400 if mistake else 200,
             subscriptions=[_listed(row) for row in found.rows],
             chips=[(label, link("/subscriptions", q=q, status=one), one == status) for one, label in chips],
             q=q,

@@ -21,6 +21,8 @@ _OPERATES = {"scope": "workers:operate", **OWN_AUDIT}
 _TONES: Mapping[str, str] = {
     "running": "good", "paused": "wait", "stopping": "busy", "stopped": "quiet", "lost": "bad",
 }  # fmt: skip
+#: While somebody waits for a pause to be heard, the page is loaded again after so many seconds.
+_AGAIN: Mapping[str, str] = {"Refresh": "2"}
 _STAGES: Mapping[str, str] = {"schedule": "scheduler", "send": "sender"}
 
 
@@ -67,6 +69,7 @@ class WorkerPages(Controller):
         return render(
             request,
             "workers.html",
+            headers=_AGAIN if _is_changing(workers, pauses) else None,
             workers=[line for line in lines if line.worker.state != "stopped"],
             stopped=[line for line in lines if line.worker.state == "stopped"],
             lanes=[_lane_line(lane, workers, pauses) for lane in _in_order(fleet.lanes)],
@@ -186,6 +189,17 @@ def _lane_line(lane: str, workers: Sequence[WorkerView], pauses: Sequence[Pause]
         delivered=sum(report.delivered for report in reports),
         pause=asked.get(lane) or asked.get(whole),
         is_own=lane in asked,
+    )
+
+
+def _is_changing(workers: Sequence[WorkerView], pauses: Sequence[Pause]) -> bool:
+    """Whether somebody who is there has not yet heard what it is told."""
+    asked = frozenset((pause.scope, pause.name) for pause in pauses)
+    return any(
+        report.paused != is_paused(worker.name, report.lane, asked)
+        for worker in workers
+        if not worker.is_gone
+        for report in worker.report.lanes
     )
 
 

@@ -230,6 +230,7 @@ class Live {
       const box = find("input[name=id]", made);
       if (box) box.checked = find("input[name=id]", old)?.checked;
       old.replaceWith(made);
+      if (made.dataset.verbs !== old.dataset.verbs) location.reload();
       if (made.dataset.over === "yes") { this.stop(); find("#stop-run")?.form.remove(); }
       return 0;
     }

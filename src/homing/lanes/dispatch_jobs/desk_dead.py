@@ -13,8 +13,8 @@ from homing.db.conditions import UNCLASSIFIED, Conditions, is_pattern
 from homing.db.looking import Stream
 from homing.db.walking import Walk
 from homing.desk.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
-from homing.desk.model import LANES, DeadGroup, HowMany, LaneName, Verb, Wanted
-from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions, states_of
+from homing.desk.model import DeadGroup, LaneName, Verb, Wanted
+from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.tsid import text_of
 
@@ -46,16 +46,11 @@ class JobDeadDesk(Walked):
         targets = {code: _most_frequent(some) for code, some in going.items()}
         return groups_of("dispatch_jobs", causes, said, id_of=text_of, targets=targets)
 
-    async def count(self, wanted: Wanted, *, most: int, seconds: float) -> HowMany:
+    async def _count_states(self, states: Sequence[str], most: int) -> int:
         """Jobs of a state lie in an index, but not in the order of ids, by which a walk goes."""
-        if (
-            self._database.dialect == "mongodb"
-            or replace(wanted, lanes=LANES, phases=(), states=()) != Wanted()
-        ):
-            return await super().count(wanted, most=most, seconds=seconds)
-        states = json.encode(states_of(wanted)).decode()
-        (row,) = await self._ask("count_states", states=states, most=most + 1)
-        return HowMany(min(row["count"], most), row["count"] > most)
+        given = {"states": json.encode(states).decode(), "most": most + 1}
+        (row,) = await self._ask("count_states", **given)
+        return int(row["count"])
 
     async def act(self, verb: Verb, numbers: Sequence[int]) -> Sequence[int]:
         verbs = {"requeue": self._jobs.requeue, "cancel": self._jobs.cancel, "send_now": self._jobs.send_now}

@@ -37,7 +37,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     ),
     mongo_target_look: ("seen_targets", "target_loads", "target_results"),
     mongo_leases: ("leases", "end_leases"),
-    mongo_desk_dead: ("dead_codes", "dead_words"),
+    mongo_desk_dead: ("dead_codes", "dead_words", "count_states"),
     mongo_prune: ("prune_window", "prune_survey", "prune_candidates", "prune"),
     mongo_overview: ("counts", "success_by_source", "duration_by_type", "needs_attention", "dead_groups"),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from homing.db import Database, Query
 from homing.db.mongo import Columns, Document, Session
 from homing.desk.model import Wanted
 from homing.lanes.dispatch_jobs.mongo_desk import all_of
-from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows
+from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, decoded, rows
 from homing.lanes.dispatch_jobs.tsid import number_of
 
 Match = dict[str, Any]
@@ -81,6 +81,11 @@ async def _counted(session: Session, match: Match, most: int, **options: Any) ->
     steps: list[Match] = [{"$match": match}, {"$limit": max(1, most)}, {"$count": "count"}]
     found = await session.aggregate(JOBS, steps, **options)
     return int(found[0]["count"]) if found else 0
+
+
+async def count_states(session: Session, given: Given) -> list[Columns]:
+    chosen = {"status": {"$in": decoded(given["states"])}}
+    return rows([{"count": await _counted(session, chosen, given["most"], hint="idx_dispatch_status")}])
 
 
 # ── walks ────────────────────────────────────────────────────────────────────────────────────────

@@ -260,6 +260,9 @@ def attempted(row: Row) -> Attempt:
 
 
 def _headers(text: str | None) -> dict[str, str]:
-    """Another program may have written the column, so it may hold any JSON."""
-    given = msgspec.json.decode(text) if text else None
+    """Another program may have written the column, so it may hold anything."""
+    try:
+        given = msgspec.json.decode(text) if text else None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {}
     return {str(name): str(value) for name, value in given.items()} if isinstance(given, Mapping) else {}
