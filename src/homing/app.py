@@ -145,7 +145,6 @@ class Homing:
             self.ground,
             self.jobs_part,
             self.operations,
-            databases=(self.database, self.jobs_database),
             backlogs={
                 "mail_outbox": self.mail.backlog,
                 "dispatch_jobs": self.webhooks.backlog,

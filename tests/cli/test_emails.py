@@ -81,9 +81,16 @@ def test_the_dead_are_requeued_by_name_or_all_at_once(office: Office) -> None:
     refused = office("requeue", "email_1")
     assert refused.returncode == 1
     assert "Sent" in refused.stderr
-    assert office("cancel", "email_3").returncode == 2
     assert office("requeue", "--all", "Sent").returncode == 2
     assert office.json("requeue", "--all", "Dead", "--dry-run") == {"dryRun": True, "requeue": 0}
+
+
+def test_an_email_that_waits_is_cancelled(office: Office) -> None:
+    assert office("cancel", "email_1").returncode == 1, "it is sent"
+    assert office.json("cancel", "email_3") == {"dryRun": False, "cancel": 1}
+    shown = office.json("show", "email_3")
+    assert (shown["status"], shown["deadReason"]) == ("Dead", "Cancelled")
+    assert office("cancel", "--all", "Failed").returncode == 2
 
 
 def test_work_drains_emails_and_stages_can_be_named(office: Office) -> None:

@@ -15,7 +15,7 @@ from tests.outbox import bench
 
 from homing.db import Database, Query, connect
 from homing.db.queries import parse_queries
-from homing.db.sqlite import SqliteDatabase
+from homing.db.sqlite import SqliteDatabase, _integrity
 from homing.errors import Conflict, DatabaseError, HomingError, SchemaError, SettingsError, Unreachable
 
 WRITE = Query("write", "INSERT INTO notes (text) VALUES (:text) RETURNING id", ("text",), writes=True)
@@ -280,3 +280,16 @@ async def test_what_is_missing_is_no_lock_whatever_it_is_called(database: Sqlite
     error = await error_of(database, Query("missing", sql, (), writes=sql.startswith("INSERT")))
     assert isinstance(error, SchemaError)
     assert "run `homing migrate`" in str(error)
+
+
+def test_a_check_of_the_file_that_takes_too_long_says_so() -> None:
+    connection = sqlite3.connect(":memory:")
+    try:
+        assert _integrity(connection) == (True, "ok")
+        # Every statement is interrupted from here on, as by the time that is over.
+        connection.set_progress_handler(lambda: 1, 1)
+        well, told = _integrity(connection)
+        assert well
+        assert "`PRAGMA quick_check` looks at the whole file" in told
+    finally:
+        connection.close()

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from homing.db import Database, Query, Row, connect, load_queries
 from homing.db.backlog import Backlog
 from homing.db.migrate import load_migrations, migrate
-from homing.db.tally import Base, RunningTotal, Tallies, by_state
+from homing.db.tally import Base, RunningTotal, Tallies, by_state, recount
 from homing.telemetry import Telemetry
 
 #: Each table with a tally: its lane, and a row as another program would insert it.
@@ -181,6 +181,30 @@ async def test_sums_stay_right_while_they_are_made(postgres_url: str) -> None:
         await tallies[0].fold()
         ((rows,),) = await run(database, "SELECT count(*) FROM homing_tally")
         assert rows < 50
+        assert await tallied(database, "mail_outbox") == await counted(database, "mail_outbox")
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_tally_that_is_wrong_is_put_right(table: str, database_url: str) -> None:
+    lane, row = TABLES[table]
+    waiting, _, well, _ = STATES[lane]
+    async with opened(database_url, f"homing.lanes.{lane}") as database:
+        for state in (waiting, well, well):
+            await run(database, f"INSERT INTO {table} {row.format(repr(state))}")
+        # As a restore of the data alone would leave it.
+        await run(database, f"UPDATE homing_tally SET count = count + 5 WHERE lane = '{lane}'")
+        assert await tallied(database, lane) != {waiting: 1, well: 2}
+        for _ in range(2):
+            await recount(database, lane, table)
+            assert await tallied(database, lane) == {waiting: 1, well: 2}
+
+
+async def test_to_count_again_while_others_write_changes_nothing(postgres_url: str) -> None:
+    async with opened(postgres_url, MAIL) as database:
+        async with Writers(postgres_url, 3) as writers:
+            for _ in range(4):
+                await writers.reached(writers.rounds + 10)
+                await recount(database, "mail_outbox", "mail_outbox")
         assert await tallied(database, "mail_outbox") == await counted(database, "mail_outbox")
 
 

@@ -239,14 +239,12 @@ async def _waits(broker: Broker, queue: Queue, count: int) -> bool:
     return depth is not None and depth.waiting == count
 
 
-async def test_a_consumer_at_rest_leaves_messages_to_others_and_wakes_when_it_is_asked(
-    broker_url: str,
-) -> None:
+async def test_a_consumer_at_rest_leaves_messages_to_others_until_it_is_asked(broker_url: str) -> None:
     broker = open_broker(broker_url, Telemetry())
     queue = Queue(f"rest-{uuid4().hex}")
     try:
         first = await broker.consume(queue, 10)
-        await broker.publish(queue, [Publication(b"1"), Publication(b"2")])
+        await published(broker, queue, b"1", b"2")
         (held,) = await received(first, 1)
         await first.rest()
         second = await broker.consume(queue, 10)
@@ -254,11 +252,19 @@ async def test_a_consumer_at_rest_leaves_messages_to_others_and_wakes_when_it_is
         assert {held.body, other.body} == {b"1", b"2"}
         await second.acknowledge([other])
         await second.close()
-        await broker.publish(queue, [Publication(b"3")])
+        await published(broker, queue, b"3")
         await first.acknowledge([held])
         assert [message.body for message in await received(first, 1)] == [b"3"]
     finally:
         await broker.close()
+
+
+async def published(broker: Broker, queue: Queue, *bodies: bytes) -> None:
+    """Each once: on a busy machine a broker may be slow to take the first."""
+    for body in bodies:
+        async with asyncio.timeout(60):
+            while (await broker.publish(queue, [Publication(body)]))[0] is not None:
+                await asyncio.sleep(0.2)
 
 
 async def received(consumer: Any, count: int) -> list[Any]:

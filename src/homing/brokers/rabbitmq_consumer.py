@@ -305,10 +305,12 @@ class RabbitConsumer:
         if session is None:
             return
         subscription, session.subscription = session.subscription, None
-        # A channel that is lost here gives back everything.
-        with suppress(*TROUBLE):
+        try:
             if subscription is not None:
                 await session.under.basic_cancel(subscription, timeout=_RPC_SECONDS)
+        except TROUBLE:
+            # It may be delivered to still; without its channel everything goes back.
+            session.ended.set()
         unasked = list(self._arrived)
         self._arrived.clear()
         await self.give_back(unasked)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 #: Only requeue knows emails; of many at once only the dead, for the others are tried again anyway.
-FROM_STATES: Mapping[Verb, tuple[str, ...]] = {"requeue": ("Dead", "Failed"), "cancel": ()}
+FROM_STATES: Mapping[Verb, tuple[str, ...]] = {
+    "requeue": ("Dead", "Failed"),
+    "cancel": ("Pending", "Failed"),
+}
 _BULK = 1000
 
 
@@ -115,8 +118,6 @@ def number(id: str) -> int:
 
 async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
     """Raise unless the verb suits all of them, before anything is changed."""
-    if numbers and verb == "cancel":
-        raise InvalidRequest("an email cannot be cancelled: its message is on its way; nothing was changed")
     for number in numbers:
         row = await homing.emails.get(number)
         if row is None:
@@ -128,15 +129,19 @@ async def check(homing: Homing, verb: Verb, numbers: Sequence[int]) -> None:
             )
 
 
-async def act_on_ids(homing: Homing, _verb: Verb, numbers: Sequence[int]) -> int:
-    return len(await homing.emails.requeue(numbers))
+async def act_on_ids(homing: Homing, verb: Verb, numbers: Sequence[int]) -> int:
+    act = homing.emails.requeue if verb == "requeue" else homing.emails.cancel
+    return len(await act(numbers))
 
 
 def act_on_all(
     verb: Verb, settings: Settings, state: str, _flags: JobFlags, *, dry_run: bool, yes: bool, json: bool
 ) -> None:
     if verb == "cancel" or state != "Dead":
-        raise InvalidRequest(f"emails that are {state} cannot be used with {verb}: only requeue, with Dead")
+        raise InvalidRequest(
+            f"emails that are {state} cannot be used with {verb}: only requeue, with Dead; "
+            f"`homing bulk {verb} 'lane:email_log status:{state}'` takes others"
+        )
     total = run_async(_count(settings))
     if not (dry_run or yes):
         typer.confirm(

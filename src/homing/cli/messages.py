@@ -116,12 +116,16 @@ def status(
         LaneName | None,
         typer.Option("--lane", help="Only this one; open_events also with locks and reasons."),
     ] = None,
+    recount: Annotated[
+        bool,
+        typer.Option("--recount", help="Count every row first: after a restore the tallies may be wrong."),
+    ] = False,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
     """How much is in which state, how long the oldest has been due, and what is held back."""
-    found = run_async(_status(settings_from(config, database_url=database_url), lane))
+    found = run_async(_status(settings_from(config, database_url=database_url), lane, recount=recount))
     if json:
         print_json(_status_json(found))
         return
@@ -136,12 +140,14 @@ def status(
     workers.print_pauses(found.pauses)
 
 
-async def _status(settings: Settings, lane: LaneName | None) -> _Status:
+async def _status(settings: Settings, lane: LaneName | None, *, recount: bool) -> _Status:
     from homing.app import opened
     from homing.db.backlog import Counted, Snapshot
     from homing.lanes.dispatch_jobs.look import held_back
 
     async with opened(settings) as homing:
+        if recount:
+            await homing.figures.recount()
         rows: Mapping[LaneName, Counted] = {
             "mail_outbox": homing.outbox,
             "dispatch_jobs": homing.jobs,

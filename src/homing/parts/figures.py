@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from homing.db import Database
 from homing.db.backlog import Backlog
-from homing.db.tally import Tallies
+from homing.db.tally import Tallies, recount
 from homing.desk.desk import Desk
 from homing.desk.model import DeadGroup, LaneName
 from homing.desk.overview import Hand, Overview, QueueDepth, Sources, TargetTrouble
@@ -21,7 +20,7 @@ from homing.parts.operations import Operations
 
 
 class Figures:
-    """`databases` are those with tallies; `desk` knows the lanes, and is asked for when somebody looks."""
+    """`desk` knows the lanes, and is asked for when somebody looks."""
 
     def __init__(
         self,
@@ -29,14 +28,20 @@ class Figures:
         jobs: Jobs,
         operations: Operations,
         *,
-        databases: Iterable[Database],
         backlogs: Mapping[LaneName, Backlog],
         desk: Callable[[], Desk],
         keeps_everything: bool,
     ) -> None:
         self._backlogs, self._jobs, self._operations, self._desk = backlogs, jobs, operations, desk
         self._keeps_everything = keeps_everything
-        self._tallies = [Tallies(database, ground.telemetry) for database in set(databases)]
+        #: Open seats have none: their table may be another program's.
+        self._tallied = {
+            "mail_outbox": (ground.database, "mail_outbox"),
+            "dispatch_jobs": (jobs.database, "dispatch_job"),
+            "email_log": (ground.database, "email_log"),
+        }
+        databases = {database for database, _table in self._tallied.values()}
+        self._tallies = [Tallies(database, ground.telemetry) for database in databases]
         self.traffic = TrafficTable(ground.database)
         self.count = TrafficCount(self.traffic, ground.telemetry, lambda: datetime.now(UTC))
 
@@ -48,6 +53,11 @@ class Figures:
     async def _look_first(self) -> None:
         """Before somebody comes: the first look at large tables takes longer than all others."""
         await self.overview.look(datetime.now(UTC))
+
+    async def recount(self) -> None:
+        """Put all tallies right; it reads every row."""
+        for lane, (database, table) in self._tallied.items():
+            await recount(database, lane, table)
 
     @cached_property
     def overview(self) -> Overview:

@@ -141,7 +141,7 @@ async def test_a_webhook_tells_its_story_and_keeps_its_secrets(
     assert "canary" not in page
     assert "<b>created" not in page
     assert "order.&lt;b&gt;created&lt;/b&gt;" in page
-    assert "HTTP 500" in page
+    assert "http_500" in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page, "the answer, as text"
     assert "&lt;acme&gt;" in page
     for exact in ("12345678901234567890", "1.50", "&lt;img src=x&gt;"):

@@ -3,8 +3,8 @@
 -- name: dead_codes
 WITH newest AS MATERIALIZED (
     SELECT id, dead_reason AS code, coalesce(last_attempt_at, created_at) AS at
-    FROM email_log
-    WHERE status = 'Dead'
+    FROM email_log INDEXED BY email_log_open
+    WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead'
     ORDER BY id DESC
     LIMIT :most
 ), codes AS MATERIALIZED (
@@ -19,7 +19,7 @@ SELECT c.*, e.last_error AS text FROM codes AS c CROSS JOIN email_log AS e ON e.
 
 -- name: dead_words
 SELECT dead_reason AS code, last_error AS text
-FROM email_log
-WHERE status = 'Dead'
+FROM email_log INDEXED BY email_log_open
+WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead'
 ORDER BY id DESC
 LIMIT :most

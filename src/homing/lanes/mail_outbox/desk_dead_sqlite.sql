@@ -6,8 +6,8 @@ substr(last_error, 1, instr(last_error || ':', ':') - 1)
 -- name: dead_codes
 WITH newest AS MATERIALIZED (
     SELECT id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
-    FROM mail_outbox
-    WHERE status = 'failed'
+    FROM mail_outbox INDEXED BY mail_outbox_ended
+    WHERE status IN ('failed', 'cancelled', 'expired') AND status = 'failed'
     ORDER BY id DESC
     LIMIT :most
 ), codes AS MATERIALIZED (
@@ -22,7 +22,7 @@ SELECT c.*, o.last_error AS text FROM codes AS c CROSS JOIN mail_outbox AS o ON 
 
 -- name: dead_words
 SELECT {code} AS code, last_error AS text
-FROM mail_outbox
-WHERE status = 'failed'
+FROM mail_outbox INDEXED BY mail_outbox_ended
+WHERE status IN ('failed', 'cancelled', 'expired') AND status = 'failed'
 ORDER BY id DESC
 LIMIT :most

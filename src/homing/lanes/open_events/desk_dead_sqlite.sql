@@ -6,8 +6,8 @@ CASE WHEN json_valid(error) THEN CAST(json_extract(error, '$.code') AS TEXT) END
 -- name: dead_codes
 WITH newest AS MATERIALIZED (
     SELECT notification_id AS id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
-    FROM open_event_notifications
-    WHERE lower(fanout_status) = 'failed'
+    FROM open_event_notifications INDEXED BY homing_notifications_ended
+    WHERE lower(fanout_status) IN ('skipped', 'failed', 'expired') AND lower(fanout_status) = 'failed'
     ORDER BY notification_id DESC
     LIMIT :most
 ), codes AS MATERIALIZED (
@@ -23,7 +23,7 @@ FROM codes AS c CROSS JOIN open_event_notifications AS n ON n.notification_id = 
 
 -- name: dead_words
 SELECT {code} AS code, CAST(error AS TEXT) AS text
-FROM open_event_notifications
-WHERE lower(fanout_status) = 'failed'
+FROM open_event_notifications INDEXED BY homing_notifications_ended
+WHERE lower(fanout_status) IN ('skipped', 'failed', 'expired') AND lower(fanout_status) = 'failed'
 ORDER BY notification_id DESC
 LIMIT :most
