@@ -55,7 +55,8 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
             yield finding
     async for finding in _other_databases(homing):
         yield finding
-    yield _notification_templates(homing)
+    # They are all compiled, and nobody else is to wait for that.
+    yield await asyncio.to_thread(_notification_templates, homing)
     yield await _subscriber_links(homing)
     async for finding in _mail_findings(homing):
         yield finding

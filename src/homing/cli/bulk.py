@@ -121,7 +121,7 @@ async def _run(homing: Homing, verb: Verb, query: str) -> BulkRun:
     """Done here unless another process is quicker; when this one is interrupted, another goes on."""
     run = await homing.bulk.runs.start(query, verb, _typist())
     runner = homing.bulk.runner()
-    doing = asyncio.create_task(runner.once(run.id))
+    doing = asyncio.create_task(runner.see_through(run.id))
     try:
         return await _watch(homing, run.id)
     except asyncio.CancelledError:
@@ -132,6 +132,7 @@ async def _run(homing: Homing, verb: Verb, query: str) -> BulkRun:
     finally:
         runner.stop()
         await asyncio.wait({doing}, timeout=_LAST_BATCH)
+        doing.cancel()
 
 
 async def _watch(homing: Homing, id: int) -> BulkRun:

@@ -126,15 +126,16 @@ class BulkRun(Struct, frozen=True):
         return max(0, self.total - self.processed) / self.speed
 
 
-def run_of(row: Row) -> BulkRun:
-    moments = {name: instant(row[name]) for name in _MOMENTS}
-    plain = {name: row[name] for name in _PLAIN}
-    lanes = msgspec.json.decode(row["lanes"], type=tuple[LaneName, ...])
-    return BulkRun(**plain, **moments, lanes=lanes, is_estimate=bool(row["is_estimate"]))  # type: ignore[arg-type]  # NOT NULL where the struct says so
-
-
 _MOMENTS = ("created_at", "started_at", "updated_at", "finished_at")
-_PLAIN = tuple(set(BulkRun.__struct_fields__) - {*_MOMENTS, "lanes", "is_estimate"})
+
+
+def run_of(row: Row) -> BulkRun:
+    plain = {name: row[name] for name in BulkRun.__struct_fields__}
+    moments = {name: instant(row[name]) for name in _MOMENTS}
+    lanes = msgspec.json.decode(row["lanes"])
+    return msgspec.convert(
+        {**plain, **moments, "lanes": lanes, "is_estimate": bool(row["is_estimate"])}, BulkRun
+    )
 
 
 class BulkRuns:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from homing.access.audit import Entry
+from homing.access.audit import Entry, Outcome
 from homing.db import Row
 from homing.desk.bulk import CHANNEL, BulkRun, BulkRuns, RunState, run_of
 from homing.desk.model import LaneDesk, LaneName, Verb, Wanted
@@ -127,8 +127,12 @@ class BulkRunner:
     async def run(self) -> None:
         """Until it is told to stop."""
         self._runs.database.listen(CHANNEL, self._woken.set)
+        await self.see_through(None)
+
+    async def see_through(self, id: int | None) -> None:
+        """Do this run, or any, whenever nobody else does; until it is told to stop."""
         while not self._stopping.is_set():
-            if not await self._guarded():
+            if not await self._guarded(id):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), _LONGEST_PAUSE)
             self._woken.clear()
@@ -138,9 +142,9 @@ class BulkRunner:
         self._stopping.set()
         self._woken.set()
 
-    async def _guarded(self) -> bool:
+    async def _guarded(self, id: int | None) -> bool:
         try:
-            return await self.once()
+            return await self.once(id)
         except DatabaseError as error:
             self._telemetry.log.warning("bulk.unavailable", error=str(error))
         except Exception as bug:  # noqa: BLE001 - a run that we cannot read must not end a process that delivers
@@ -207,8 +211,8 @@ def _obituary(run: BulkRun, state: str, error: str | None) -> Entry:
     figures = {"total": run.total, "done": run.done, "skipped": run.skipped, "failed": run.failed}
     told = {"verb": run.verb, "query": run.query, "state": state, **figures, "seconds": round(run.seconds, 1)}
     detail = {**told, "error": error} if error is not None else told
-    outcome = "failed" if state == "failed" else "done"
-    return Entry(run.created_by, "bulk.end", f"bulk_{run.id}", None, detail, outcome)  # type: ignore[arg-type]  # one of two words
+    outcome: Outcome = "failed" if state == "failed" else "done"
+    return Entry(run.created_by, "bulk.end", f"bulk_{run.id}", None, detail, outcome)
 
 
 class _Hold:

@@ -107,11 +107,11 @@ async def test_a_costly_look_is_taken_more_rarely(stage: Stage) -> None:
         return await plain()
 
     stage.watched.look = slowly  # type: ignore[method-assign]  # as a table that no index serves
+    began = time.monotonic()
     async with aclosing(stage.follow()) as stream:
         await event(stream)
-        began = time.monotonic()
         await happens(lambda: stage.watched.looks >= 3)
-        assert time.monotonic() - began >= 0.9
+    assert time.monotonic() - began >= 1
 
 
 async def test_an_outage_is_told_and_a_bug_ends_the_stream(stage: Stage) -> None:

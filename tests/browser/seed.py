@@ -1,0 +1,308 @@
+"""A desk with something of everything on it: each state of each lane, trouble of each kind, and hostile words."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from tests.access.desk import CHEAP, PASSWORD
+from tests.emails import EmailBench
+from tests.http.door import Door
+from tests.jobs import JobBench
+
+from homing.access.keys import KeyOrder
+from homing.access.passwords import Passwords
+from homing.access.scopes import ROLES
+from homing.access.sessions import csrf_of
+from homing.lanes.dispatch_jobs.credentials import CreateCredentials
+from homing.lanes.dispatch_jobs.target import target_of
+from homing.lanes.dispatch_jobs.target_desk import PauseRequest
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.lanes.mail_outbox.outbox import new_token
+from homing.lanes.open_events.fanout import FlipRequest, flip_of
+from homing.lanes.open_events.wishes import SubscriptionRequest
+from homing.lanes.open_events.wishes import order_of as subscription_of
+from homing.senders.caught_mail import CaughtMail
+from homing.senders.mail import Verdict
+from homing.testing.http_sink import Answer
+from homing.workers.model import Identity, LaneReport, Report
+
+HOSTILE = '<script>document.title="owned"</script>"><img src=x onerror=alert(1)>'
+LONG = "A-very-long-subject-without-any-place-to-break-" * 8
+CHINESE = "您关注的课程有名额了：计算机科学导论"
+#: Attempts of a job before it is given up, of a mail, and failures in a row that open a breaker.
+SETTINGS: Mapping[str, Any] = {
+    "jobs_breaker_failures": 6,
+    "jobs_breaker_seconds": 3600,
+    "jobs_breaker_max_seconds": 7200,
+    "dispatch_max_retry": 3,
+    "email_max_attempts": 2,
+    "public_url": "https://seats.example.com",
+    "link_keys": "k" * 43,
+    "alert_mail_to": "oncall@example.org",
+}
+ANSWERS: Mapping[str, Answer] = {
+    "/shop/broken": Answer(status=500, body=HOSTILE.encode(), headers=(("Content-Type", "text/html"),)),
+    "/shop/gone": Answer(status=410, body=b"nobody subscribes here any more"),
+    "/shop/picky": Answer(status=422, body='{"error":"不能处理"}'.encode()),
+    "/down/hooks": Answer(status=503, body=b"down for the night"),
+}
+_DESERTER = "worker-2.example:4711"
+_MAIL_HTML = (
+    "<h1>Your order has shipped</h1><p>Hello <b>Ann</b>, it is on its way.</p>"
+    '<script>top.document.title = "owned"</script><p><a href="https://shop.example.com/orders/7">Track it</a></p>'
+)
+
+
+class Seeded(Struct, frozen=True):
+    """What is there, by a name for each."""
+
+    #: Messages: `job.dead`, `mail.waiting`, …
+    ids: Mapping[str, str]
+    #: Session cookies by role.
+    cookies: Mapping[str, str]
+    target: str
+    down: str
+    paused: str
+    credentials: str
+    subscription: int
+    caught: int
+    key: str
+
+    def csrf(self, role: str) -> str:
+        return csrf_of(self.cookies[role])
+
+
+class Seed:
+    def __init__(self, door: Door, receiver: str) -> None:
+        self._door = door
+        self._jobs = JobBench(door.homing, door.log)
+        self._emails = EmailBench(door.homing, door.log)
+        self._receiver = receiver
+        self._down = receiver.replace("127.0.0.1", "127.0.0.2")
+        self._paused = receiver.replace("127.0.0.1", "127.0.0.3")
+        self._ids: dict[str, str] = {}
+
+    async def sow(self) -> Seeded:
+        cookies = await self._people()
+        credentials = await self._door.homing.credentials.create(CreateCredentials(name="shop, production"))
+        await self._webhooks(credentials.row["id"])
+        await self._mails()
+        await self._emails_by_queue()
+        subscription = await self._open_seats()
+        await self._workers()
+        return Seeded(
+            ids=self._ids,
+            cookies=cookies,
+            target=self._receiver,
+            down=self._down,
+            paused=self._paused,
+            credentials=text_of(credentials.row["id"]),
+            subscription=subscription,
+            caught=await self._caught(),
+            key=await self._key(),
+        )
+
+    # ── people ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _people(self) -> dict[str, str]:
+        access = self._door.homing.access
+        make_quick(self._door)
+        cookies = {}
+        for role in ROLES:
+            await access.users.add(role, PASSWORD, role, by="cli:seed")
+            opened = await access.log_in(role, PASSWORD, "127.0.0.1")
+            cookies[role] = opened.token
+        return cookies
+
+    async def _key(self) -> str:
+        order = KeyOrder("shop", ("mail:write", "jobs:read"), 3600.0, None)
+        return (await self._door.homing.access.keys.create(order, by="cli:seed")).id
+
+    # ── webhooks ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _webhooks(self, credentials: int) -> None:
+        shop = f"{self._receiver}/shop"
+        signed = {"credentials_id": credentials, "metadata": {"tenantId": "acme"}}
+        await self._job("delivered", f"{shop}/orders", **signed)
+        await self._job("dead", f"{shop}/gone?token=canary-query", type="newsletter.sent", max_retries=1)
+        for number in range(3):
+            await self._job(f"gone.{number}", f"{shop}/gone", type="newsletter.sent", max_retries=1)
+        await self._job("picky", f"{shop}/picky", type="invoice.issued", max_retries=1)
+        await self._job("hostile", f"{shop}/broken", type=HOSTILE[:100], max_retries=1, payload=_payload())
+        await self._jobs.run_batch()
+        await self._job("retried", f"{shop}/broken", type="report.ready", **signed)
+        await self._jobs.run_batch()
+        await self._down_target()
+        await self._ordered(f"{shop}/broken")
+        await self._job("scheduled", f"{shop}/orders", scheduled_for=_later(hours=5))
+        await self._job("cancelled", f"{shop}/orders", scheduled_for=_later(hours=6))
+        await self._door.homing.jobs.cancel([await self._number("job.cancelled")])
+        await self._paused_target()
+        await self._job("running", f"{shop}/orders", type="order.paid")
+        await self._jobs.claim(1)
+        await self._job("waiting", f"{shop}/orders", type="order.shipped", external_id="a-4711")
+
+    async def _down_target(self) -> None:
+        """As often as its breaker needs to open."""
+        for number in range(6):
+            await self._job(f"down.{number}", f"{self._down}/down/hooks", type="stock.low", max_retries=4)
+        await self._jobs.run_batch()
+
+    async def _ordered(self, url: str) -> None:
+        """The first of a group fails, so the others wait for it."""
+        for number in range(3):
+            await self._job(
+                f"ordered.{number}", url, group_id="order-7", ordering="group", type="order.created"
+            )
+        await self._jobs.run_batch()
+
+    async def _paused_target(self) -> None:
+        await self._job("paused", f"{self._paused}/hooks", type="order.created")
+        request = PauseRequest(
+            target=target_of(f"{self._paused}/hooks", None), seconds=86_400, reason="maintenance"
+        )
+        await self._door.homing.webhooks_part.targets.pause(request)
+
+    async def _job(self, name: str, url: str, **columns: Any) -> None:
+        (id,) = await self._jobs.create(url, **columns)
+        self._ids[f"job.{name}"] = text_of(id)
+
+    async def _number(self, name: str) -> int:
+        lane, number = self._door.homing.desk.place(self._ids[name]) or (None, 0)
+        assert lane is not None
+        return number
+
+    # ── mails ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _mails(self) -> None:
+        sender = self._door.sender
+        sender.answer("bounced@example.org", Verdict(status="rejected", code=550, text=f"no such user {HOSTILE}"))
+        sender.answer("busy@example.org", Verdict(status="deferred", code=451, text="greylisted, come back"))
+        shipped = {"subject": "Your order has shipped", "text_body": "Hello Ann,\n\nit is on its way.\n"}
+        await self._mail("delivered", **shipped, html_body=_MAIL_HTML, metadata='{"tenantId": "acme"}')
+        await self._mail("chinese", subject=CHINESE, text_body=f"{CHINESE}\n")
+        await self._mail("dead", subject="Reset your password", to_address="bounced@example.org")
+        await self._mail("dead2", subject="Invoice for November", to_address="bounced@example.org")
+        await self._mail("untemplated", template="no-such-template")
+        await self._door.deliver()
+        await self._mail("retried", subject="Invoice for November", to_address="busy@example.org")
+        await self._door.deliver()
+        await self._mail("running", subject="A mail that is being sent")
+        await self._door.outbox.claim(1)
+        await self._door.sql("UPDATE mail_outbox SET locked_by = :by WHERE status = 'dispatching' RETURNING id", by=_DESERTER)
+        await self._mail("hostile", subject=HOSTILE, html_body=f"<p>{HOSTILE}</p>", next_attempt_at=_when(hours=2))
+        await self._mail("long", subject=LONG, to_address=f"{'long' * 15}@{'sub.' * 20}example.org", next_attempt_at=_when(hours=3))
+        for state in ("cancelled", "expired"):
+            await self._mail(state, subject=f"A mail that was {state}", status=state)
+        await self._mail("waiting", subject="Welcome", next_attempt_at=_when(hours=1))
+
+    async def _mail(self, name: str, **columns: Any) -> None:
+        (id,) = await self._door.insert(1, **columns)
+        self._ids[f"mail.{name}"] = f"outbox_{id}"
+
+    # ── emails by way of a broker ────────────────────────────────────────────────────────────────
+
+    async def _emails_by_queue(self) -> None:
+        await self._email("delivered", subject="Receipt 1")
+        await self._email("failed", to="busy@example.org", subject="Receipt 2")
+        await self._email("dead", to="bounced@example.org", subject="Receipt 3")
+        await self._email("hostile", subject="Receipt", body=HOSTILE)
+        await self._emails.deliver()
+        await self._email("cancelled", subject="Receipt 5")
+        await self._door.homing.emails.cancel([int(self._ids["email.cancelled"].rpartition("_")[2])])
+        await self._email("queued", subject="Receipt 6")
+        await self._emails.schedule()
+        await self._email("waiting", subject="Receipt 7")
+
+    async def _email(self, name: str, **fields: Any) -> None:
+        ordered = await self._emails.order(**fields)
+        self._ids[f"email.{name}"] = f"email_{ordered.id}"
+
+    # ── open seats ───────────────────────────────────────────────────────────────────────────────
+
+    async def _open_seats(self) -> int:
+        """Four students; one mail arrives, one bounces, one is skipped, one waits for the next flip."""
+        names = ("ann", "bounced", "hana", "busy")
+        for name in names:
+            await self._subscribe(name)
+        await self._flip("09214", "Introduction to Computer Science")
+        subscriptions = self._door.homing.notifications_part.subscriptions
+        await subscriptions.pause(3, "api")
+        line = self._door.homing.notifications_part.line
+        await line.deliverer.settled(await line.deliverer.run_batch(100))
+        await self._flip("09215", CHINESE)
+        await self._door.sql(
+            "UPDATE open_event_notifications SET fanout_status = 'expired' "
+            "WHERE notification_id = (SELECT max(notification_id) FROM open_event_notifications) RETURNING 1 AS one"
+        )
+        rows = await self._door.sql("SELECT notification_id, fanout_status FROM open_event_notifications ORDER BY 1")
+        for row in rows:
+            self._ids[f"notification.{row['fanout_status']}"] = f"notification_{row['notification_id']}"
+        return 1
+
+    async def _subscribe(self, name: str) -> None:
+        subscriptions = self._door.homing.notifications_part.subscriptions
+        for index in ("09214", "09215"):
+            request = SubscriptionRequest(
+                term_id="20269", campus_code="NB", index_number=index, email=f"{name}@example.org",
+                locale="zh-CN" if name == "hana" else "en-US",
+            )  # fmt: skip
+            order = subscription_of(request, new_token())
+            await subscriptions.subscribe(order)
+            waiting = await subscriptions.waiting_for(order.contact_value)
+            await subscriptions.confirm([row["subscription_id"] for row in waiting], order.contact_value)
+
+    async def _flip(self, index: str, title: str) -> None:
+        request = FlipRequest(
+            term_id="20269", campus_code="NB", index_number=index, status_before="CLOSED", status_after="OPEN",
+            detected_by="poller", payload={"courseTitle": title, "sectionNumber": "03"},
+        )  # fmt: skip
+        await self._door.homing.notifications_part.fanout.record(flip_of(request, now=datetime.now(UTC)))
+
+    # ── what runs ────────────────────────────────────────────────────────────────────────────────
+
+    async def _workers(self) -> None:
+        lanes = ("mail_outbox", "dispatch_jobs")
+        fleet = self._door.homing.fleet
+        for name, state in (("worker-1.example:812", "running"), (_DESERTER, "running"), ("worker-0.example:9", "stopped")):
+            who = Identity(name, name.partition(":")[0], 1, "1.0", name, lanes, serves=False)
+            report = Report(tuple(LaneReport(lane, 3, 100, 1234, 1200) for lane in lanes))
+            await fleet.beat(who, state, report, up_seconds=3600.0)
+        await self._door.sql(
+            "UPDATE homing_worker SET seen_at = :at WHERE name = :name RETURNING name", at=_when(hours=-1), name=_DESERTER
+        )
+
+    async def _caught(self) -> int:
+        source = (
+            f"From: a@example.org\r\nTo: b@example.org\r\nSubject: {CHINESE}\r\nMIME-Version: 1.0\r\n"
+            f"Content-Type: text/html; charset=utf-8\r\n\r\n<p>Hello</p>{HOSTILE}\r\n"
+        )
+        mail = CaughtMail("<1@x>", "a@example.org", ["b@example.org"], CHINESE, b64encode(source.encode()).decode())
+        return (await self._door.homing.shelf.keep([mail]))[0]
+
+
+def make_quick(door: Door) -> None:
+    """Passwords are hashed weakly here: nobody attacks them."""
+    access = door.homing.access
+    access.users._passwords = access.log_in._passwords = Passwords(CHEAP)
+
+
+def _payload() -> str:
+    deep: Any = [HOSTILE]
+    for _ in range(6):
+        deep = {"inner": deep, "数": 12345678901234567890}
+    return msgspec.json.encode({"text": HOSTILE, "long": LONG, "chinese": CHINESE, "deep": deep}).decode()
+
+
+def _later(**span: float) -> str:
+    return _when(**span)
+
+
+def _when(**span: float) -> str:
+    moment = datetime.now(UTC) + timedelta(**span)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

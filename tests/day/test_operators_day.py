@@ -1,0 +1,228 @@
+"""A day of an operator, with nothing but what an operator has: the command line, the pages, the API, the mail.
+
+Homing is deployed as the units of systemd would, a target goes down, people are told, dead letters are found,
+the target is mended, what was given up is requeued, and in the end everything has arrived, once, and the audit
+log tells the story. Its commands are those of docs/first_incident.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from base64 import b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from email import message_from_bytes, policy
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.day.browser import Browser
+from tests.day.machine import Machine, Service, quiet_port, until
+from tests.day.tutorial import Tutorial
+
+from homing.testing.smtp_sink import SmtpSink
+
+ROOT = Path(__file__).parent.parent.parent
+PASSWORD = "correct horse battery staple"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+#: Orders that the shop sells while all is well, while the partner is down and it tries once, and patiently.
+WELL, HASTY, PATIENT = 12, 12, 12
+
+
+class Day:
+    """Who and what there is."""
+
+    def __init__(self, machine: Machine, relay: SmtpSink, ports: Mapping[str, int]) -> None:
+        self.machine, self.relay, self.ports = machine, relay, ports
+        self.tutorial = Tutorial(ROOT / "docs/first_incident.md")
+        self.partners: list[Service] = []
+        self.address = f"http://127.0.0.1:{ports['serve']}"
+        self.key = self.metrics_key = ""
+
+    async def type(self, beginning: str, more: str = "", *, typed: str = "") -> str:
+        """The next command of the page; with `more` behind it, for what a program reads better."""
+        command = self.tutorial.next(beginning)
+        places = {"localhost:8080": "serve", "localhost:9000": "partner"}
+        for place, name in places.items():
+            command = command.replace(place, f"127.0.0.1:{self.ports[name]}")
+        return await self.machine.run(f"{command}{more}", typed)
+
+    @asynccontextmanager
+    async def partner(self, beginning: str) -> AsyncIterator[Service]:
+        """A receiver of webhooks in a process of its own."""
+        command = self.tutorial.next(beginning)
+        async with self.machine.service(command, "homing.service") as listening:
+            self.partners.append(listening)
+            await until(lambda: _holds(listening.logged, "listening on"), "the partner's receiver")
+            yield listening
+
+    def received(self) -> list[dict[str, Any]]:
+        """Every webhook that came to the partner, on the whole day; not the summaries."""
+        lines = [line for partner in self.partners for line in partner.lines()]
+        return [line for line in lines if "answered" in line]
+
+    def mails(self) -> list[tuple[str, str]]:
+        """Subject and text of every mail that came to the operator."""
+        parsed = [message_from_bytes(mail.data, policy=policy.default) for mail in self.relay.mails]
+        bodies = [mail.get_body(("plain",)) for mail in parsed]
+        return [
+            (str(mail["subject"]), body.get_content() if body is not None else "")
+            for mail, body in zip(parsed, bodies, strict=True)
+        ]
+
+    async def jobs(self, **query: str) -> list[dict[str, Any]]:
+        """As the shop sees its own."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with httpx.AsyncClient(base_url=self.address, headers=headers, timeout=30) as shop:
+            answer = await shop.get("/api/dispatch/jobs", params={"size": "100", **query})
+            assert answer.status_code == 200, answer.text
+            items: list[dict[str, Any]] = answer.json()["items"]
+            return items
+
+    async def completed(self, count: int) -> list[dict[str, Any]]:
+        async def look() -> list[dict[str, Any]] | None:
+            found = await self.jobs(status="COMPLETED")
+            return found if len(found) >= count else None
+
+        return await until(look, f"{count} webhooks delivered")
+
+    async def mail(self, subject: str) -> tuple[str, str]:
+        async def look() -> tuple[str, str] | None:
+            return next((mail for mail in self.mails() if re.search(subject, mail[0])), None)
+
+        return await until(look, f"a mail: {subject}")
+
+
+async def _holds(path: Path, text: str) -> bool:
+    return text in path.read_text()
+
+
+@pytest.fixture
+async def day(tmp_path: Path, postgres_url: str) -> AsyncIterator[Day]:
+    ports = {name: quiet_port() for name in ("serve", "work", "partner")}
+    async with SmtpSink() as relay:
+        secrets = {
+            "database_url": postgres_url,
+            "encryption_key": b64encode(bytes(range(32))).decode(),
+            "mail_url": f"smtp://127.0.0.1:{relay.port}?tls=none",
+        }
+        # As /etc/homing/homing.env would have it. Nobody waits half a minute in a test, so what is tried
+        # again is tried soon, and somebody looks often whether something is wrong.
+        settings = {
+            "HOMING_BASE_URL": f"http://127.0.0.1:{ports['serve']}",
+            "HOMING_PORT": str(ports["serve"]),
+            "HOMING_METRICS_PORT": str(ports["work"]),
+            "HOMING_MAIL_FROM": "homing@example.com",
+            "HOMING_ALERT_MAIL_TO": "ops@example.com",
+            "HOMING_ALERT_TARGET_FAILURES": "1",
+            "HOMING_ALERT_INTERVAL_SECONDS": "0.3",
+            "HOMING_JOBS_BACKOFF_BASE_SECONDS": "0.5",
+            "HOMING_JOBS_BREAKER_FAILURES": "5",
+            "HOMING_LISTEN_PORT": str(ports["partner"]),
+            "HOMING_LISTEN_JSON": "1",
+        }
+        yield Day(Machine(tmp_path, secrets, settings), relay, ports)
+
+
+# ── the day ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_full_day_of_an_operator(day: Day) -> None:
+    await deploy(day)
+    async with AsyncExitStack() as machine:
+        worker = await start(day, machine)
+        async with day.partner("homing listen"):
+            await sell_while_all_is_well(day)
+        async with httpx.AsyncClient(base_url=day.address, timeout=30) as client:
+            ann = Browser(client)
+            async with day.partner("homing listen --status 503"):
+                await sell_while_the_partner_is_down(day)
+                await hear_of_it(day, ann)
+                given_up = await find_what_was_given_up(day, ann)
+                await pause(day, ann)
+            async with day.partner("homing listen"):
+                await resume(day, ann, waiting=HASTY + PATIENT - given_up)
+                await requeue(day, ann, given_up)
+                await check_that_all_arrived_once(day, ann, given_up)
+                await check_the_figures(day, ann, worker, given_up)
+            await leave(day, ann)
+    await read_the_story(day, given_up)
+    assert day.tutorial.left == [], "commands that nobody has run"
+
+
+async def deploy(day: Day) -> None:
+    names = set(day.machine.environment("homing.service"))
+    for name in day.tutorial.exports():
+        assert {name, f"{name}_FILE"} & names, name
+    await day.type("homing migrate")
+    assert await day.type("homing users add ann", typed=f"{PASSWORD}\n") == "added: ann (operator)\n"
+    await day.type("homing keys create shop")
+    day.key = (day.machine.folder / "shop.key").read_text().strip()
+    day.metrics_key = (await day.machine.run("homing keys create prometheus --scope ops")).strip()
+
+
+async def start(day: Day, machine: AsyncExitStack) -> Service:
+    """The doctor looks while the processes start; each becomes ready."""
+    examined = asyncio.create_task(day.type("homing doctor", " --json"))
+    await asyncio.sleep(0)
+    serve, work = day.tutorial.next("homing serve"), day.tutorial.next("homing work")
+    await machine.enter_async_context(day.machine.service(serve, "homing.service"))
+    worker = await machine.enter_async_context(day.machine.service(work, "homing-worker@.service"))
+    findings = json.loads(await examined)
+    assert [one for one in findings if one["level"] == "bad"] == []
+    for name in ("serve", "work"):
+        await until(lambda name=name: _is_ready(day.ports[name]), f"{name} is ready")
+    return worker
+
+
+async def _is_ready(port: int) -> bool:
+    async with httpx.AsyncClient() as probe:
+        try:
+            return (await probe.get(f"http://127.0.0.1:{port}/health/ready")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+async def sell_while_all_is_well(day: Day) -> None:
+    answers = await asyncio.gather(
+        day.type("homing health"), day.machine.run("homing health --worker"), return_exceptions=False
+    )
+    assert [json.loads(answer)["status"] for answer in answers] == [200, 200]
+    sold = await day.type("for n in")
+    assert sold.count('"status":"PENDING"') == WELL
+    await day.completed(WELL)
+    assert Counter(line["answered"] for line in day.received()) == {200: WELL}
+
+
+async def sell_while_the_partner_is_down(day: Day) -> None:
+    await day.type("for n in")
+    order = {"source": "shop", "type": "order.shipped", "maxRetries": 50}
+    target = f"http://127.0.0.1:{day.ports['partner']}/hooks"
+    orders = [{**order, "targetUrl": target, "payload": json.dumps({"order": n})} for n in range(PATIENT)]
+    headers = {"Authorization": f"Bearer {day.key}", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    async with httpx.AsyncClient(base_url=day.address, headers=headers, timeout=30) as shop:
+        answer = await shop.post("/api/dispatch/jobs/batch", json=orders)
+        assert (answer.status_code, answer.json()["created"]) == (200, PATIENT), answer.text
+
+
+async def hear_of_it(day: Day, ann: Browser) -> None:
+    subject, text = await day.mail(r"given up: http_503$")
+    assert re.match(r"\[alert\] Homing: \d+ webhooks? (was|were) given up", subject)
+    await day.mail(r"^\[alert\] .* has failed \d+ times? in a row")
+    listed = json.loads(await day.type("homing alerts list", " --json"))
+    assert {one["kind"] for one in listed["firing"]} == {"dead", "target"}
+    # The link in the mail leads to the login, and from there to where it leads.
+    (link,) = re.findall(rf"^{day.address}/\S+$", text, re.MULTILINE)
+    asked = await ann.open(link, expected=401)
+    assert asked.form("/login").fields["next"] == "/dead"
+    page = await ann.send("/login", name="ann", password=PASSWORD)
+    assert page.url.path == "/dead"
+
+
+async def find_what_was_given_up(day: Day, ann: Browser) -> int:
+    """Told by the pages and the command line alike; how many."""
