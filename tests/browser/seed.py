@@ -1,4 +1,4 @@
-"""A desk with something of everything on it: each state of each lane, trouble of each kind, and hostile words."""
+"""A desk with something of everything: each state of each lane, trouble of each kind, hostile words."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.http.door import Door
 from tests.jobs import JobBench
 
 from homing.access.keys import KeyOrder
+from homing.access.login import LoggedIn
 from homing.access.passwords import Passwords
 from homing.access.scopes import ROLES
 from homing.access.sessions import csrf_of
+from homing.db import iso
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
-from homing.lanes.dispatch_jobs.target import target_of
-from homing.lanes.dispatch_jobs.target_desk import PauseRequest
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.lanes.mail_outbox.outbox import new_token
 from homing.lanes.open_events.fanout import FlipRequest, flip_of
@@ -33,17 +33,18 @@ from homing.workers.model import Identity, LaneReport, Report
 
 HOSTILE = '<script>document.title="owned"</script>"><img src=x onerror=alert(1)>'
 LONG = "A-very-long-subject-without-any-place-to-break-" * 8
-CHINESE = "您关注的课程有名额了：计算机科学导论"
+CHINESE = "您关注的课程有名额了 计算机科学导论"
 #: Attempts of a job before it is given up, of a mail, and failures in a row that open a breaker.
 SETTINGS: Mapping[str, Any] = {
     "jobs_breaker_failures": 6,
     "jobs_breaker_seconds": 3600,
     "jobs_breaker_max_seconds": 7200,
-    "dispatch_max_retry": 3,
+    "dispatch_max_attempts": 3,
     "email_max_attempts": 2,
-    "public_url": "https://seats.example.com",
-    "link_keys": "k" * 43,
+    "base_url": "https://desk.example.com",
     "alert_mail_to": "oncall@example.org",
+    "egress_allow": "127.0.0.0/8",
+    "allow_http": True,
 }
 ANSWERS: Mapping[str, Answer] = {
     "/shop/broken": Answer(status=500, body=HOSTILE.encode(), headers=(("Content-Type", "text/html"),)),
@@ -54,7 +55,8 @@ ANSWERS: Mapping[str, Answer] = {
 _DESERTER = "worker-2.example:4711"
 _MAIL_HTML = (
     "<h1>Your order has shipped</h1><p>Hello <b>Ann</b>, it is on its way.</p>"
-    '<script>top.document.title = "owned"</script><p><a href="https://shop.example.com/orders/7">Track it</a></p>'
+    '<script>top.document.title = "owned"</script>'
+    '<p><a href="https://shop.example.com/orders/7">Track it</a></p>'
 )
 
 
@@ -112,16 +114,18 @@ class Seed:
     async def _people(self) -> dict[str, str]:
         access = self._door.homing.access
         make_quick(self._door)
-        cookies = {}
+        cookies: dict[str, str] = {}
         for role in ROLES:
             await access.users.add(role, PASSWORD, role, by="cli:seed")
             opened = await access.log_in(role, PASSWORD, "127.0.0.1")
+            assert isinstance(opened, LoggedIn)
             cookies[role] = opened.token
         return cookies
 
     async def _key(self) -> str:
         order = KeyOrder("shop", ("mail:write", "jobs:read"), 3600.0, None)
-        return (await self._door.homing.access.keys.create(order, by="cli:seed")).id
+        issued = await self._door.homing.access.keys.create(order, by="cli:seed")
+        return str(issued.row["id"])
 
     # ── webhooks ─────────────────────────────────────────────────────────────────────────────────
 
@@ -139,8 +143,8 @@ class Seed:
         await self._jobs.run_batch()
         await self._down_target()
         await self._ordered(f"{shop}/broken")
-        await self._job("scheduled", f"{shop}/orders", scheduled_for=_later(hours=5))
-        await self._job("cancelled", f"{shop}/orders", scheduled_for=_later(hours=6))
+        await self._job("scheduled", f"{shop}/orders", scheduled_for=iso(_later(hours=5)))
+        await self._job("cancelled", f"{shop}/orders", scheduled_for=iso(_later(hours=6)))
         await self._door.homing.jobs.cancel([await self._number("job.cancelled")])
         await self._paused_target()
         await self._job("running", f"{shop}/orders", type="order.paid")
@@ -163,10 +167,8 @@ class Seed:
 
     async def _paused_target(self) -> None:
         await self._job("paused", f"{self._paused}/hooks", type="order.created")
-        request = PauseRequest(
-            target=target_of(f"{self._paused}/hooks", None), seconds=86_400, reason="maintenance"
-        )
-        await self._door.homing.webhooks_part.targets.pause(request)
+        until = self._jobs.time(_later(days=1))
+        await self._jobs.jobs.run("pause_target", target=self._paused, until=until, reason="maintenance")
 
     async def _job(self, name: str, url: str, **columns: Any) -> None:
         (id,) = await self._jobs.create(url, **columns)
@@ -181,7 +183,9 @@ class Seed:
 
     async def _mails(self) -> None:
         sender = self._door.sender
-        sender.answer("bounced@example.org", Verdict(status="rejected", code=550, text=f"no such user {HOSTILE}"))
+        sender.answer(
+            "bounced@example.org", Verdict(status="rejected", code=550, text=f"no such user {HOSTILE}")
+        )
         sender.answer("busy@example.org", Verdict(status="deferred", code=451, text="greylisted, come back"))
         shipped = {"subject": "Your order has shipped", "text_body": "Hello Ann,\n\nit is on its way.\n"}
         await self._mail("delivered", **shipped, html_body=_MAIL_HTML, metadata='{"tenantId": "acme"}')
@@ -194,15 +198,25 @@ class Seed:
         await self._door.deliver()
         await self._mail("running", subject="A mail that is being sent")
         await self._door.outbox.claim(1)
-        await self._door.sql("UPDATE mail_outbox SET locked_by = :by WHERE status = 'dispatching' RETURNING id", by=_DESERTER)
-        await self._mail("hostile", subject=HOSTILE, html_body=f"<p>{HOSTILE}</p>", next_attempt_at=_when(hours=2))
-        await self._mail("long", subject=LONG, to_address=f"{'long' * 15}@{'sub.' * 20}example.org", next_attempt_at=_when(hours=3))
+        await self._door.sql(
+            "UPDATE mail_outbox SET locked_by = :by WHERE status = 'dispatching' RETURNING id", by=_DESERTER
+        )
+        await self._mail(
+            "hostile", subject=HOSTILE, html_body=f"<p>{HOSTILE}</p>", next_attempt_at=_later(hours=2)
+        )
+        await self._mail(
+            "long",
+            subject=LONG,
+            to_address=f"{'long' * 15}@{'sub.' * 20}example.org",
+            next_attempt_at=_later(hours=3),
+        )
         for state in ("cancelled", "expired"):
             await self._mail(state, subject=f"A mail that was {state}", status=state)
-        await self._mail("waiting", subject="Welcome", next_attempt_at=_when(hours=1))
+        await self._mail("waiting", subject="Welcome", next_attempt_at=_later(hours=1))
 
     async def _mail(self, name: str, **columns: Any) -> None:
-        (id,) = await self._door.insert(1, **columns)
+        given = {name: self._jobs.time(value) for name, value in columns.items()}
+        (id,) = await self._door.insert(1, **given)
         self._ids[f"mail.{name}"] = f"outbox_{id}"
 
     # ── emails by way of a broker ────────────────────────────────────────────────────────────────
@@ -232,15 +246,17 @@ class Seed:
             await self._subscribe(name)
         await self._flip("09214", "Introduction to Computer Science")
         subscriptions = self._door.homing.notifications_part.subscriptions
-        await subscriptions.pause(3, "api")
+        await subscriptions.pause(5, "api")
         line = self._door.homing.notifications_part.line
         await line.deliverer.settled(await line.deliverer.run_batch(100))
         await self._flip("09215", CHINESE)
         await self._door.sql(
-            "UPDATE open_event_notifications SET fanout_status = 'expired' "
-            "WHERE notification_id = (SELECT max(notification_id) FROM open_event_notifications) RETURNING 1 AS one"
+            "UPDATE open_event_notifications SET fanout_status = 'expired' WHERE notification_id = "
+            "(SELECT max(notification_id) FROM open_event_notifications) RETURNING 1 AS one"
         )
-        rows = await self._door.sql("SELECT notification_id, fanout_status FROM open_event_notifications ORDER BY 1")
+        rows = await self._door.sql(
+            "SELECT notification_id, fanout_status FROM open_event_notifications ORDER BY 1"
+        )
         for row in rows:
             self._ids[f"notification.{row['fanout_status']}"] = f"notification_{row['notification_id']}"
         return 1
@@ -259,8 +275,9 @@ class Seed:
 
     async def _flip(self, index: str, title: str) -> None:
         request = FlipRequest(
-            term_id="20269", campus_code="NB", index_number=index, status_before="CLOSED", status_after="OPEN",
-            detected_by="poller", payload={"courseTitle": title, "sectionNumber": "03"},
+            term_id="20269", campus_code="NB", index_number=index, status_before="CLOSED",
+            status_after="OPEN", detected_by="poller",
+            payload={"courseTitle": title, "sectionNumber": "03"},
         )  # fmt: skip
         await self._door.homing.notifications_part.fanout.record(flip_of(request, now=datetime.now(UTC)))
 
@@ -269,12 +286,18 @@ class Seed:
     async def _workers(self) -> None:
         lanes = ("mail_outbox", "dispatch_jobs")
         fleet = self._door.homing.fleet
-        for name, state in (("worker-1.example:812", "running"), (_DESERTER, "running"), ("worker-0.example:9", "stopped")):
+        for name, state in (
+            ("worker-1.example:812", "running"),
+            (_DESERTER, "running"),
+            ("worker-0.example:9", "stopped"),
+        ):
             who = Identity(name, name.partition(":")[0], 1, "1.0", name, lanes, serves=False)
             report = Report(tuple(LaneReport(lane, 3, 100, 1234, 1200) for lane in lanes))
             await fleet.beat(who, state, report, up_seconds=3600.0)
         await self._door.sql(
-            "UPDATE homing_worker SET seen_at = :at WHERE name = :name RETURNING name", at=_when(hours=-1), name=_DESERTER
+            "UPDATE homing_worker SET seen_at = :at WHERE name = :name RETURNING name",
+            at=self._jobs.time(_later(hours=-1)),
+            name=_DESERTER,
         )
 
     async def _caught(self) -> int:
@@ -282,7 +305,9 @@ class Seed:
             f"From: a@example.org\r\nTo: b@example.org\r\nSubject: {CHINESE}\r\nMIME-Version: 1.0\r\n"
             f"Content-Type: text/html; charset=utf-8\r\n\r\n<p>Hello</p>{HOSTILE}\r\n"
         )
-        mail = CaughtMail("<1@x>", "a@example.org", ["b@example.org"], CHINESE, b64encode(source.encode()).decode())
+        mail = CaughtMail(
+            "<1@x>", "a@example.org", ("b@example.org",), CHINESE, b64encode(source.encode()).decode()
+        )
         return (await self._door.homing.shelf.keep([mail]))[0]
 
 
@@ -299,10 +324,5 @@ def _payload() -> str:
     return msgspec.json.encode({"text": HOSTILE, "long": LONG, "chinese": CHINESE, "deep": deep}).decode()
 
 
-def _later(**span: float) -> str:
-    return _when(**span)
-
-
-def _when(**span: float) -> str:
-    moment = datetime.now(UTC) + timedelta(**span)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _later(**span: float) -> datetime:
+    return datetime.now(UTC) + timedelta(**span)

@@ -77,14 +77,14 @@ class Machine:
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
         return {**kept, **own, "PATH": path, "NO_COLOR": "1", "COLUMNS": "200", **self._settings}
 
-    async def run(self, command: str, typed: str = "") -> str:
-        """What it printed; it must have ended well."""
+    async def run(self, command: str, typed: str = "", *, ends: int = 0) -> str:
+        """What it printed; it must have ended as expected."""
         process = await asyncio.create_subprocess_exec(
             "bash", "-c", command, cwd=self.folder, env=self.environment("homing-migrate.service"),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         said, complained = await process.communicate(typed.encode())
-        assert process.returncode == 0, f"{command}\n{said.decode()}\n{complained.decode()}"
+        assert process.returncode == ends, f"{command}\n{said.decode()}\n{complained.decode()}"
         return said.decode()
 
     @asynccontextmanager
