@@ -28,6 +28,7 @@ LONG_FILES = {
     "tests/proof/test_router_chaos.py": 25,
     "tests/workers/test_pause.py": 25,
     "tests/proof/test_exclusive_claims.py": 15,
+    "tests/desk/test_bulk.py": 15,
     "tests/contract/test_search_plans.py": 14,
     "tests/proof/test_fairness.py": 10,
 }

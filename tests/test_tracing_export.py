@@ -11,9 +11,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.outbox import LogLines
 
-from homing.app import Homing, make_telemetry
+from homing.app import Homing
 from homing.errors import SettingsError
 from homing.lanes.mail_outbox.orders import MailRequest, order_of
+from homing.parts.signals import make_telemetry
 from homing.settings import load_settings
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 from homing.tracing import Tracing, make_tracing

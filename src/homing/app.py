@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,9 +30,9 @@ from homing.parts.mails import Mails
 from homing.parts.notifications import Notifications
 from homing.parts.operations import Operations
 from homing.parts.retention import prunable_tables
+from homing.parts.signals import make_telemetry
 from homing.settings import Settings, is_loopback
-from homing.telemetry import Telemetry, make_logger
-from homing.tracing import make_tracing
+from homing.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from litestar import Litestar
@@ -387,16 +386,6 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
         homing = Homing(settings, makes_file=makes_file)
         stack.push_async_callback(homing.close)
         yield homing
-
-
-def make_telemetry(settings: Settings) -> Telemetry:
-    logger = make_logger(settings.log_format, logging.getLevelNamesMapping()[settings.log_level.upper()])
-
-    def warn(words: str) -> None:
-        telemetry.log.warning("tracing.failed", error=words)
-
-    telemetry = Telemetry(logger, tracing=make_tracing(settings.tracing, settings.trace_sample, warn))
-    return telemetry
 
 
 def warnings_for(settings: Settings, lanes: Collection[str] = LANES) -> Sequence[str]:

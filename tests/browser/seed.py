@@ -20,6 +20,7 @@ from homing.access.passwords import Passwords
 from homing.access.scopes import ROLES
 from homing.access.sessions import csrf_of
 from homing.db import iso
+from homing.desk.bulk import Asker
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.lanes.mail_outbox.outbox import new_token
@@ -29,7 +30,7 @@ from homing.lanes.open_events.wishes import order_of as subscription_of
 from homing.senders.caught_mail import CaughtMail
 from homing.senders.mail import Verdict
 from homing.testing.http_sink import Answer
-from homing.workers.model import Identity, LaneReport, Report
+from homing.workers.model import Identity, LaneReport, Own, Report
 
 HOSTILE = '<script>document.title="owned"</script>"><img src=x onerror=alert(1)>'
 LONG = "A-very-long-subject-without-any-place-to-break-" * 8
@@ -41,7 +42,6 @@ SETTINGS: Mapping[str, Any] = {
     "jobs_breaker_max_seconds": 7200,
     "dispatch_max_attempts": 3,
     "email_max_attempts": 2,
-    "base_url": "https://desk.example.com",
     "alert_mail_to": "oncall@example.org",
     "egress_allow": "127.0.0.0/8",
     "allow_http": True,
@@ -52,7 +52,9 @@ ANSWERS: Mapping[str, Answer] = {
     "/shop/picky": Answer(status=422, body='{"error":"不能处理"}'.encode()),
     "/down/hooks": Answer(status=503, body=b"down for the night"),
 }
-_DESERTER = "worker-2.example:4711"
+ADMIN = Asker("user:admin", lambda _scope: True)
+WORKER = "worker-1.example:812"
+DESERTER = "worker-2.example:4711"
 _MAIL_HTML = (
     "<h1>Your order has shipped</h1><p>Hello <b>Ann</b>, it is on its way.</p>"
     '<script>top.document.title = "owned"</script>'
@@ -73,6 +75,7 @@ class Seeded(Struct, frozen=True):
     credentials: str
     subscription: int
     caught: int
+    run: int
     key: str
 
     def csrf(self, role: str) -> str:
@@ -97,6 +100,7 @@ class Seed:
         await self._emails_by_queue()
         subscription = await self._open_seats()
         await self._workers()
+        run = await self._door.homing.bulk.runs.start("status:dead type:nothing.*", "requeue", ADMIN)
         return Seeded(
             ids=self._ids,
             cookies=cookies,
@@ -106,6 +110,7 @@ class Seed:
             credentials=text_of(credentials.row["id"]),
             subscription=subscription,
             caught=await self._caught(),
+            run=run.id,
             key=await self._key(),
         )
 
@@ -199,7 +204,7 @@ class Seed:
         await self._mail("running", subject="A mail that is being sent")
         await self._door.outbox.claim(1)
         await self._door.sql(
-            "UPDATE mail_outbox SET locked_by = :by WHERE status = 'dispatching' RETURNING id", by=_DESERTER
+            "UPDATE mail_outbox SET locked_by = :by WHERE status = 'dispatching' RETURNING id", by=DESERTER
         )
         await self._mail(
             "hostile", subject=HOSTILE, html_body=f"<p>{HOSTILE}</p>", next_attempt_at=_later(hours=2)
@@ -228,10 +233,12 @@ class Seed:
         await self._email("hostile", subject="Receipt", body=HOSTILE)
         await self._emails.deliver()
         await self._email("cancelled", subject="Receipt 5")
-        await self._door.homing.emails.cancel([int(self._ids["email.cancelled"].rpartition("_")[2])])
+        await self._door.homing.emails.cancel([await self._number("email.cancelled")])
         await self._email("queued", subject="Receipt 6")
         await self._emails.schedule()
         await self._email("waiting", subject="Receipt 7")
+        await self._email("again", subject="Receipt 8")
+        await self._emails.set(await self._number("email.again"), status="RetryQueued", attempt_count=1)
 
     async def _email(self, name: str, **fields: Any) -> None:
         ordered = await self._emails.order(**fields)
@@ -250,10 +257,12 @@ class Seed:
         line = self._door.homing.notifications_part.line
         await line.deliverer.settled(await line.deliverer.run_batch(100))
         await self._flip("09215", CHINESE)
-        await self._door.sql(
-            "UPDATE open_event_notifications SET fanout_status = 'expired' WHERE notification_id = "
-            "(SELECT max(notification_id) FROM open_event_notifications) RETURNING 1 AS one"
-        )
+        for id, state in ((8, "expired"), (7, "failed")):
+            await self._door.sql(
+                "UPDATE open_event_notifications SET fanout_status = :state, error = :error "
+                "WHERE notification_id = :id RETURNING 1 AS one",
+                id=id, state=state, error='{"code": "timeout", "message": "no answer"}',
+            )  # fmt: skip
         rows = await self._door.sql(
             "SELECT notification_id, fanout_status FROM open_event_notifications ORDER BY 1"
         )
@@ -284,20 +293,13 @@ class Seed:
     # ── what runs ────────────────────────────────────────────────────────────────────────────────
 
     async def _workers(self) -> None:
-        lanes = ("mail_outbox", "dispatch_jobs")
-        fleet = self._door.homing.fleet
-        for name, state in (
-            ("worker-1.example:812", "running"),
-            (_DESERTER, "running"),
-            ("worker-0.example:9", "stopped"),
-        ):
-            who = Identity(name, name.partition(":")[0], 1, "1.0", name, lanes, serves=False)
-            report = Report(tuple(LaneReport(lane, 3, 100, 1234, 1200) for lane in lanes))
-            await fleet.beat(who, state, report, up_seconds=3600.0)
+        states: Mapping[str, Own] = {WORKER: "running", DESERTER: "running", "worker-0.example:9": "stopped"}
+        for name, state in states.items():
+            await self._door.homing.fleet.beat(*beat_of(name, state), up_seconds=3600.0)
         await self._door.sql(
             "UPDATE homing_worker SET seen_at = :at WHERE name = :name RETURNING name",
             at=self._jobs.time(_later(hours=-1)),
-            name=_DESERTER,
+            name=DESERTER,
         )
 
     async def _caught(self) -> int:
@@ -309,6 +311,13 @@ class Seed:
             "<1@x>", "a@example.org", ("b@example.org",), CHINESE, b64encode(source.encode()).decode()
         )
         return (await self._door.homing.shelf.keep([mail]))[0]
+
+
+def beat_of(name: str, state: Own) -> tuple[Identity, Own, Report]:
+    """What a process says of itself every few seconds."""
+    lanes = ("mail_outbox", "dispatch_jobs")
+    report = Report(tuple(LaneReport(lane, 3, 100, 1234, 1200) for lane in lanes))
+    return Identity(name, name.partition(":")[0], 1, "1.0", name, lanes, serves=False), state, report
 
 
 def make_quick(door: Door) -> None:

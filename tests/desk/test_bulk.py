@@ -17,7 +17,7 @@ from tests.desk.bulk_process import LEASE
 from tests.http.door import url_with_tables
 
 from homing.desk.bulk import Asker, BulkRun
-from homing.desk.model import Verb
+from homing.desk.model import HowMany, Verb
 from homing.errors import Forbidden, InvalidRequest, NotFound, Refused, Unreachable
 
 DEAD = "status:dead lane:mail_outbox"
@@ -246,10 +246,10 @@ async def test_a_run_that_is_looking_is_stopped_at_once(desk_on_sqlite: BulkBenc
     runs = desk.troubled(Turnstile())
     looking = asyncio.Event()
 
-    async def for_ever(*_arguments: Any, **_options: Any) -> int:
+    async def for_ever(*_arguments: Any, **_options: Any) -> HowMany:
         looking.set()
-        await asyncio.sleep(3600)
-        return 0
+        await asyncio.Event().wait()
+        return HowMany(0)
 
     runs.lanes["mail_outbox"].count = for_ever  # type: ignore[method-assign]  # one that takes long
     run = await runs.start(DEAD, "requeue", ANN)

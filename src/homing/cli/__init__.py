@@ -7,7 +7,8 @@ Exit codes: 0 well · 1 something is not as it should be · 2 a wrong call or se
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -81,9 +82,15 @@ audit.add_to(app)
 audit.watch(app)
 
 
+@cache
+def command_line() -> Any:
+    """Built once: typer looks at every parameter of every command, which takes a small command's time."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     try:
-        app(standalone_mode=True)
+        command_line()(standalone_mode=True)
     except HomingError as error:
         _complain(str(error))
         sys.exit(_exit_code(error))

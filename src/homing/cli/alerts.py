@@ -14,10 +14,10 @@ from rich.markup import escape
 from homing.cli.operator import seconds_in, typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.alerts.desk import AlertView, CauseView
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -20,11 +20,11 @@ from homing.cli.operator import opened_access, seconds_in, typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
 from homing.errors import DatabaseError, HomingError, InvalidRequest
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.access.api import AuditEntry
     from homing.access.audit import Entry, Outcome
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

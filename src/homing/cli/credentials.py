@@ -25,10 +25,10 @@ from homing.cli.options import (
     settings_from,
 )
 from homing.errors import InvalidRequest
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.lanes.dispatch_jobs.credentials import Credentials, Rewrapped
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -16,11 +16,11 @@ from homing.cli.mails import verdicts_table
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.app import Homing
     from homing.lanes.email_log.view import EmailSummary, EmailView
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -16,7 +16,6 @@ from rich.table import Table
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.app import Homing
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from homing.lanes.dispatch_jobs.search import Place
     from homing.lanes.dispatch_jobs.target_desk import TargetView
     from homing.lanes.dispatch_jobs.view import Attempt, JobSummary, JobView, Waiting
+    from homing.settings import Settings
 
 Verb = Literal["requeue", "cancel"]
 

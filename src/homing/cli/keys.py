@@ -12,11 +12,11 @@ from rich.markup import escape
 from homing.cli.operator import opened_access, seconds_in, typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.access.keys import KeyOrder
     from homing.db import Row
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -23,10 +23,10 @@ from homing.cli.options import (
 )
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.app import Homing
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -27,12 +27,12 @@ from homing.cli.jobs import (
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest, NotFound
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.app import Homing
     from homing.db.backlog import Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
+    from homing.settings import Settings
     from homing.workers.model import Pause
 
 LaneName = Literal["mail_outbox", "dispatch_jobs", "email_log", "open_events"]

@@ -15,11 +15,11 @@ from homing.cli.jobs import JobFlags, Verb
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.app import Homing
     from homing.lanes.open_events.view import NotificationSummary, NotificationView
+    from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 

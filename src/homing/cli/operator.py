@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from homing.errors import InvalidRequest
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.access.desk import Access
+    from homing.settings import Settings
 
 _SPAN = re.compile(r"(\d{1,6})([mhdw])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -24,8 +24,8 @@ _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 async def opened_access(settings: Settings) -> AsyncIterator[Access]:
     """Only the database, without the lanes: who makes the first key may have no mail server yet."""
     from homing.access.desk import Access
-    from homing.app import make_telemetry
     from homing.db import connect
+    from homing.parts.signals import make_telemetry
 
     database = connect(settings.database_url, makes_file=False)
     access = Access(database, make_telemetry(settings), encryption_key=settings.encryption_key)

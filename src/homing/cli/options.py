@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from homing.settings import Settings, load_settings
+if TYPE_CHECKING:
+    from homing.settings import Settings
 
 Result = TypeVar("Result")
 
@@ -42,14 +43,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def settings_from(config: Path | None = None, **flags: Any) -> Settings:
+    # Not at the top: who asks for help needs no settings, and they take a third of the time to start.
+    from homing.settings import load_settings
+
     return load_settings(flags, environ=environment(), config=config)
 
 
 def environment() -> dict[str, str]:
     """The environment without the names of command flags, which are no settings."""
-    from homing.cli import ENV_PREFIX, app
+    from homing.cli import ENV_PREFIX, command_line
 
-    flags = set(_flag_names(typer.main.get_command(app), ENV_PREFIX))
+    flags = set(_flag_names(command_line(), ENV_PREFIX))
     return {name: value for name, value in os.environ.items() if name not in flags}
 
 

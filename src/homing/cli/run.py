@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,7 +23,9 @@ from homing.cli.options import (
     settings_from,
 )
 from homing.errors import SettingsError
-from homing.settings import Settings, is_loopback, require_private_key
+
+if TYPE_CHECKING:
+    from homing.settings import Settings
 
 _out = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -144,6 +146,7 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
     from homing.app import LANES, opened, warnings_for
     from homing.doctor import findings
     from homing.service import Stop, run
+    from homing.settings import is_loopback, require_private_key
 
     if api or settings.metrics_port:
         require_private_key(settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,7 +12,9 @@ from homing.cli.operator import opened_access, typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest
-from homing.settings import Settings
+
+if TYPE_CHECKING:
+    from homing.settings import Settings
 
 RoleName = Literal["viewer", "operator", "admin"]
 

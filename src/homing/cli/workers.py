@@ -14,10 +14,10 @@ from homing.cli.operator import typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest
-from homing.settings import Settings
 
 if TYPE_CHECKING:
     from homing.app import Homing
+    from homing.settings import Settings
     from homing.workers.leases import Held
     from homing.workers.model import Pause, Scope, WorkerView
 

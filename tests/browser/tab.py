@@ -1,0 +1,137 @@
+"""A browser's tab on the desk, which notes everything that is wrong with a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, Literal
+
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Response
+from tests.browser.seed import Seeded
+from tests.http.door import Door
+
+from homing.access.scopes import Role
+
+Scheme = Literal["light", "dark"]
+WIDE, NARROW = 1280, 360
+#: The mail of somebody else, in a frame where nothing of it may run: that the browser says so is well.
+_FOREIGN = re.compile(r"/messages/[^/]+/mail\.html|/caught/\d+/html")
+#: A stream ends when its page is left, and so does a frame that was still being loaded.
+_LEFT = re.compile(r"/events\?|/mail\.html$|/html$")
+_WATCH = """
+if (window.top === window)
+  document.addEventListener("securitypolicyviolation", (event) =>
+    console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}`));
+"""
+_AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+_RUN_AXE = """async (rules) => {
+  const options = { resultTypes: ["violations"], iframes: false };
+  if (rules.length) options.runOnly = { type: "rule", values: rules };
+  const found = await axe.run(document, options);
+  return found.violations.filter(({ impact }) => impact === "serious" || impact === "critical")
+    .flatMap(({ id, nodes }) => nodes.map((node) => `${id}: ${node.target} ${node.failureSummary}`));
+}"""
+
+_WIDTHS = """() => {
+  const { clientWidth: room, scrollWidth: wide } = document.documentElement;
+  const out = [...document.body.querySelectorAll("*")]
+    .filter((one) => one.getBoundingClientRect().right > room + 1);
+  return [wide, room, out.slice(0, 5).map((one) => one.outerHTML.slice(0, 100))];
+}"""
+
+
+class Tab:
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.address = address
+        self.trouble: list[str] = []
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.trouble.append(f"script: {error}"))
+        page.on("requestfailed", self._failed)
+        page.on("response", self._answered)
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        told = f"{message.text} {message.location.get('url', '')}"
+        if message.type in {"error", "warning"} and not _FOREIGN.search(told):
+            self.trouble.append(f"console: {told}")
+
+    def _failed(self, request: Request) -> None:
+        if not _LEFT.search(request.url):
+            self.trouble.append(f"request: {request.url} {request.failure}")
+
+    def _answered(self, response: Response) -> None:
+        if response.status >= 400:
+            self.trouble.append(f"answer: {response.status} {response.url}")
+
+    async def open(self, path: str) -> None:
+        await self.page.goto(f"{self.address}{path}", wait_until="load")
+
+    def well(self) -> None:
+        """Nothing was wrong so far."""
+        assert self.trouble == [], f"at {self.page.url}"
+
+    def forgive(self, word: str) -> None:
+        """What a test has asked for on purpose."""
+        assert any(word in trouble for trouble in self.trouble), self.trouble
+        self.trouble.clear()
+
+    async def accessible(self, *rules: str) -> None:
+        """No serious finding of axe, by all of its rules or by some."""
+        await self.page.evaluate(_AXE)
+        found = await self.page.evaluate(_RUN_AXE, list(rules))
+        assert found == [], f"at {self.page.url}"
+
+    async def fits(self) -> None:
+        """Nothing makes the page scroll sideways."""
+        wide, room, widest = await self.page.evaluate(_WIDTHS)
+        assert wide <= room, f"{self.page.url} is {wide} wide: {widest}"
+
+    async def told(self) -> str:
+        """What the page says of the action before."""
+        return (await self.page.locator("#flash").inner_text()).strip()
+
+    def at(self, path: str) -> str:
+        return f"{self.address}{path}"
+
+
+class Desk:
+    """The application, and what is on it."""
+
+    def __init__(self, door: Door, seeded: Seeded) -> None:
+        self.door = door
+        self.seeded = seeded
+
+    async def context(
+        self, browser: Browser, role: Role | None, *, width: int = WIDE, scheme: Scheme = "light", **more: Any
+    ) -> BrowserContext:
+        made = await browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce", **more
+        )
+        if role is not None:
+            cookie = {"name": "homing_session", "value": self.seeded.cookies[role], "url": self.door.address}
+            await made.add_cookies([cookie])  # type: ignore[list-item] # a dict of theirs, spelt out
+        await made.add_init_script(_WATCH)
+        return made
+
+    @asynccontextmanager
+    async def tab(self, browser: Browser, role: Role | None, **more: Any) -> AsyncIterator[Tab]:
+        """A new browser window of somebody; at its end nothing may have been wrong."""
+        context = await self.context(browser, role, **more)
+        try:
+            tab = Tab(await context.new_page(), self.door.address)
+            yield tab
+            tab.well()
+        finally:
+            await context.close()
+
+    async def audited(self, since: int = 0) -> Sequence[tuple[str, str, str | None, str]]:
+        """Who did what to what, and how it ended; oldest first."""
+        entries = await self.door.audit()
+        return [(each["who"], each["action"], each["object"], each["outcome"]) for each in entries][since:]
+
+    async def state(self, id: str) -> str:
+        detail = await self.door.homing.desk.show(id, may=lambda _scope: True)
+        assert detail is not None
+        return detail.summary.state
