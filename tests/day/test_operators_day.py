@@ -32,6 +32,16 @@ PASSWORD = "correct horse battery staple"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 #: Orders that the shop sells while all is well, while the partner is down and it tries once, and patiently.
 WELL, HASTY, PATIENT = 12, 12, 12
+ALL = WELL + HASTY + PATIENT
+#: What ann does, by the names that the audit log has for it.
+DEEDS = (
+    "session.open",
+    "dispatch.targets.pause",
+    "dispatch.targets.validate",
+    "dispatch.targets.resume",
+    "bulk.start",
+    "bulk.end",
+)
 #: What the doctor says of the server that all tests share, and rightly.
 OF_A_SERVER_FOR_TESTS = {f"PostgreSQL {name}" for name in ("fsync", "full_page_writes", "synchronous_commit")}
 
@@ -154,6 +164,7 @@ async def test_a_full_day_of_an_operator(day: Day) -> None:
                 await check_the_figures(day, ann, worker, given_up)
             await leave(day, ann)
     await read_the_story(day, given_up)
+    check_the_mails(day)
     assert day.tutorial.left == [], "commands that nobody has run"
 
 
@@ -191,9 +202,7 @@ async def _is_ready(port: int) -> bool:
 
 
 async def sell_while_all_is_well(day: Day) -> None:
-    answers = await asyncio.gather(
-        day.type("homing health"), day.machine.run("homing health --worker"), return_exceptions=False
-    )
+    answers = await asyncio.gather(day.type("homing health"), day.machine.run("homing health --worker"))
     assert [json.loads(answer)["status"] for answer in answers] == [200, 200]
     sold = await day.type("for n in")
     assert sold.count('"status":"PENDING"') == WELL
@@ -216,8 +225,6 @@ async def hear_of_it(day: Day, ann: Browser) -> None:
     subject, text = await day.mail(r"given up: http_503$")
     assert re.match(r"\[alert\] Homing: \d+ webhooks? (was|were) given up", subject)
     await day.mail(r"^\[alert\] .* has failed \d+ times? in a row")
-    listed = json.loads(await day.type("homing alerts list", " --json"))
-    assert {one["kind"] for one in listed["firing"]} == {"dead", "target"}
     # The link in the mail leads to the login, and from there to where it leads.
     (link,) = [line for line in text.splitlines() if line.startswith(day.address)]
     asked = await ann.open(link, expected=401)
@@ -246,7 +253,7 @@ async def find_what_was_given_up(day: Day, ann: Browser) -> int:
     """Told by the pages, the command line and the API alike; how many."""
     page = await ann.open("/dead")
     found = json.loads(await day.type("homing find", " --json --limit 100"))["items"]
-    assert {one["error"] for one in found} == {"http_503"} 
+    assert {one["error"] for one in found} == {"http_503"}
     assert [one["id"] for one in found] == [one["id"] for one in await day.jobs(status="ERROR")]
     assert f"All {len(found)}" in page.links
     assert list(page.links).count("http_503") == 1
@@ -280,11 +287,7 @@ async def requeue(day: Day, ann: Browser, given_up: int) -> None:
 
     await until(over, "the end of the bulk run")
     assert f"Done {given_up}" in ann.page.text
-    await day.completed(WELL + HASTY + PATIENT)
-    counted = json.loads(await day.type("homing bulk requeue", " --json"))
-    assert counted["total"] == 0
-    status = json.loads(await day.type("homing status", " --json"))
-    assert {state: n for state, n in status["dispatch_jobs"].items() if state.isupper() and n} == {"COMPLETED": WELL + HASTY + PATIENT}
+    await day.completed(ALL)
 
 
 async def check_that_all_arrived_once(day: Day, ann: Browser, given_up: int) -> None:
@@ -300,31 +303,84 @@ async def check_that_all_arrived_once(day: Day, ann: Browser, given_up: int) -> 
     page = await ann.open(f"/messages/{once_dead[0]['id']}")
     for words in ("COMPLETED", "503", "200"):
         assert words in page.text
-    traced = [line for line in received if line["headers"].get("traceparent", "").split("-")[1:2] == [TRACE]]
-    assert {line["id"] for line in traced} == {id for id, job in jobs.items() if job["type"] == "order.shipped"}
+    patient = {id for id, job in jobs.items() if job["type"] == "order.shipped"}
+    assert {line["id"] for line in received if TRACE in line["headers"].get("traceparent", "")} == patient
 
 
 async def check_the_figures(day: Day, ann: Browser, worker: Service, given_up: int) -> None:
     """The log, the metrics and the overview say what the partner saw."""
     answers = Counter(line["answered"] for line in day.received())
-    delivered, refused = answers[200] - 1, answers[503]
-    told = [one for one in worker.events("delivery.attempted") if one["lane"] == "dispatch_jobs" and one["charged"] or one["outcome"] == "delivered"]
-    print(Counter((one["lane"], one["outcome"], one["settlement"]) for one in told), delivered, refused)
+    refused = answers[503]
+    logged = [one for one in worker.events("delivery.attempted") if one["lane"] == "dispatch_jobs"]
+    assert Counter(
+        one["response_code"] for one in logged if one["charged"] or one["settlement"] == "complete"
+    ) == {200: ALL, 503: refused}
+    metrics = await _metrics(day)
+    assert metrics["homing_attempts_total", "dispatch_jobs", "delivered"] == ALL
+    assert metrics["homing_attempts_total", "dispatch_jobs", "retry"] == refused
+    assert metrics["homing_retries_total", "dispatch_jobs"] == refused - given_up
+    assert metrics["homing_dead_total", "dispatch_jobs"] == given_up
+    assert metrics["homing_attempts_total", "mail_outbox", "delivered"] == len(day.mails())
+
+    async def overview() -> bool:
+        lanes = {one["lane"]: one for one in (await ann.json("/api/overview"))["lanes"]}
+        jobs, hour = lanes["dispatch_jobs"], lanes["dispatch_jobs"]["hour"]
+        figures = [hour[name] for name in ("delivered", "retried", "dead")]
+        return jobs["counts"]["COMPLETED"] == ALL and figures == [ALL, refused - given_up, given_up]
+
+    await until(overview, "an overview that has counted everything")
+
+
+async def _metrics(day: Day) -> Mapping[tuple[str, ...], float]:
+    """By name, lane and outcome."""
     headers = {"Authorization": f"Bearer {day.metrics_key}"}
     async with httpx.AsyncClient(headers=headers, timeout=30) as prometheus:
         page = await prometheus.get(f"http://127.0.0.1:{day.ports['work']}/metrics")
+    assert page.status_code == 200
+    found: Counter[tuple[str, ...]] = Counter()
     for family in text_string_to_metric_families(page.text):
         for sample in family.samples:
-            if sample.labels.get("lane") in ("dispatch_jobs","mail_outbox") and "bucket" not in sample.name: print(sample)
-    print(json.dumps((await ann.json("/api/overview"))["lanes"])[:3000])
+            labels = [sample.labels[name] for name in ("lane", "outcome") if name in sample.labels]
+            found[sample.name, *labels] += sample.value
+    return found
 
 
 async def leave(day: Day, ann: Browser) -> None:
+    page = await ann.open("/audit?who=user:ann")
+    shown = [action for action in re.findall(r">([a-z]+(?:\.[a-z]+)+)<", page.html)]
+    assert shown == [*reversed(DEEDS)]
     await ann.open("/")
-    await ann.send("/logout")
+    page = await ann.send("/logout")
+    assert page.url.path == "/login"
 
 
 async def read_the_story(day: Day, given_up: int) -> None:
-    entries = json.loads(await day.type("homing audit", " --json --limit 500"))
-    for e in reversed(entries): print(e)
-    print(day.mails())
+    """Who, what and how many; in order."""
+    told = json.loads(await day.type("homing audit", " --json --limit 500"))[::-1]
+    assert {one["outcome"] for one in told} == {"done"}
+    by_hand = [one["action"] for one in told if one["who"].startswith("cli:")]
+    assert by_hand == ["migrate", "users.add", "keys.create", "keys.create"]
+    ann = [one for one in told if one["who"] == "user:ann"]
+    assert [one["action"] for one in ann] == [*DEEDS, "session.close"]
+    details = {one["action"]: one["detail"] for one in ann}
+    assert details["dispatch.targets.pause"]["reason"] == "the partner mends it"
+    assert details["bulk.start"]["query"] == "status:dead lane:dispatch_jobs error:http_503"
+    assert (details["bulk.end"]["done"], details["bulk.end"]["total"]) == (given_up, given_up)
+    shop = [one for one in told if one["whoName"] == "shop"]
+    calls: Counter[str] = Counter()
+    for one in shop:
+        calls[one["action"]] += one["detail"]["calls"]
+    assert calls == {"dispatch.jobs.create": WELL + HASTY, "dispatch.jobs.create_batch": 1}
+    assert len(told) == len(by_hand) + len(ann) + len(shop), "nobody else did anything"
+
+
+def check_the_mails(day: Day) -> None:
+    """One that it began, for each cause, and one that it is over."""
+    place = f"127.0.0.1:{day.ports['partner']}"
+    subjects = sorted(re.sub(r"\d+ (webhooks? w\w+|times?)", "some", subject) for subject, _ in day.mails())
+    assert subjects == [
+        f"[alert] Homing: {place} has failed some in a row (100 % of the threshold)",
+        "[alert] Homing: some given up: http_503",
+        f"[resolved] Homing: {place} answers again",
+    ]
+    assert {mail.recipients for mail in day.relay.mails} == {("ops@example.com",)}

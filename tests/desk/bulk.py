@@ -12,7 +12,7 @@ from tests.outbox import Bench, bench
 from homing.access.api import AuditEntry, shown
 from homing.desk.bulk import Asker, BulkRun, BulkRuns
 from homing.desk.bulk_runner import BulkRunner
-from homing.desk.model import LaneDesk, LaneName, Verb
+from homing.messages.model import LaneDesk, LaneName, Verb
 
 ANN = Asker("user:ann", lambda _scope: True, "127.0.0.1")
 TIMEOUT = "timeout: no answer within 30 s"

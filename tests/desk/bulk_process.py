@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tests.desk.bulk import Act, bulk_bench
 
-from homing.desk.model import Verb
+from homing.messages.model import Verb
 
 LEASE = 1.0
 _BATCHES = 2

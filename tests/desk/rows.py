@@ -10,8 +10,8 @@ from typing import Any
 from homing.app import Homing
 from homing.db import Query
 from homing.desk.desk import Found
-from homing.desk.model import Wanted
 from homing.desk.query import read
+from homing.messages.model import Wanted
 from homing.settings import Settings
 
 #: 32 bytes of nothing; the links of subscribers are signed with it.

@@ -17,8 +17,8 @@ from tests.desk.bulk_process import LEASE
 from tests.http.door import url_with_tables
 
 from homing.desk.bulk import Asker, BulkRun
-from homing.desk.model import HowMany, Verb
 from homing.errors import Forbidden, InvalidRequest, NotFound, Refused, Unreachable
+from homing.messages.model import HowMany, Verb
 
 DEAD = "status:dead lane:mail_outbox"
 

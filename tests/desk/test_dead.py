@@ -16,8 +16,8 @@ from tests.tables import Tables
 from homing.desk import query
 from homing.desk.bulk import BulkRuns
 from homing.desk.bulk_runner import BulkRunner
-from homing.desk.model import DeadGroup, LaneName, Wanted
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.messages.model import DeadGroup, LaneName, Wanted
 
 URL = "http://127.0.0.1:9/hooks"
 OTHER = "http://127.0.0.1:10/hooks"
@@ -86,7 +86,7 @@ async def test_dead_mails_fall_together_by_their_code_and_a_group_is_requeued(de
 async def test_of_very_many_the_newest_are_looked_at_and_the_group_says_so(
     desk: BulkBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.desk.dead.MOST_LOOKED_AT", 10)
+    monkeypatch.setattr("homing.messages.dead.MOST_LOOKED_AT", 10)
     await desk.mails(5, error="old: x")
     await desk.mails(15)
     (group,) = (await groups(desk, "mail_outbox")).values()

@@ -8,8 +8,8 @@ import pytest
 from tests.desk.rows import Bench, bench
 
 from homing.desk import query
-from homing.desk.model import LANES
 from homing.errors import Forbidden, InvalidRequest
+from homing.messages.model import LANES
 
 ALGEBRA = "Algebra (2026F NB 12345)"
 #: Newest first, as they were created.

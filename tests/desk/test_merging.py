@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.desk.desk import Desk
-from homing.desk.model import LANES, LaneName, Seen, Summary, Wanted
+from homing.messages.model import LANES, LaneName, Seen, Summary, Wanted
 
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
 

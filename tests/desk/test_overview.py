@@ -15,7 +15,6 @@ from tests.outbox import Bench, bench
 
 from homing.desk import query
 from homing.desk.attention import attention
-from homing.desk.model import LANES, DeadGroup, LaneName, Phase, Wanted
 from homing.desk.overview import (
     Hand,
     LaneView,
@@ -29,6 +28,7 @@ from homing.desk.overview_model import Signs
 from homing.desk.traffic import NOTHING
 from homing.errors import Unreachable
 from homing.http.server import serving
+from homing.messages.model import LANES, DeadGroup, LaneName, Phase, Wanted
 from homing.senders.mail import Verdict
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.desk import query
-from homing.desk.model import LANES, PHASES, Wanted
 from homing.desk.query import Mistake, chips, read, suggestions, toggled, write
+from homing.messages.model import LANES, PHASES, Wanted
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.desk.rows import Bench, bench
 
-from homing.desk.model import Detail, MailParts
+from homing.messages.model import Detail, MailParts
 from homing.signatures import verify
 from homing.testing.http_sink import HttpSink
 

@@ -13,8 +13,8 @@ from tests.http.door import url_with_tables
 from tests.jobs import job
 
 from homing.db import instant
-from homing.desk.model import HowMany, LaneDesk, LaneName, Verb, Wanted
 from homing.lanes.email_log.queues import Hint
+from homing.messages.model import HowMany, LaneDesk, LaneName, Verb, Wanted
 
 LATER = datetime(2099, 1, 1, tzinfo=UTC)
 URL = "http://127.0.0.1:9/hooks"

@@ -79,7 +79,7 @@ def _target_title(event: Event, facts: Mapping[str, Any]) -> str:
     if event == "resolved":
         return f"{place} answers again"
     failures, level = facts.get("failures", 0), facts.get("level", 0)
-    return f"{place} has failed {failures:,} times in a row ({level} % of the threshold)"
+    return f"{place} has failed {_plural(failures, 'time')} in a row ({level} % of the threshold)"
 
 
 def _backlog_title(event: Event, facts: Mapping[str, Any]) -> str:

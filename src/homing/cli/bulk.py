@@ -17,7 +17,7 @@ from homing.cli.tables import Column, listing
 if TYPE_CHECKING:
     from homing.app import Homing
     from homing.desk.bulk import Asker, BulkRun, Counted
-    from homing.desk.model import Verb
+    from homing.messages.model import Verb
     from homing.settings import Settings
 
 Result = TypeVar("Result")

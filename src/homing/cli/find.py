@@ -47,9 +47,9 @@ async def _find(settings: Settings, line: str, limit: int, cursor: str | None) -
     from datetime import UTC, datetime
 
     from homing.app import opened
-    from homing.desk.model import Wanted
     from homing.desk.query import read, told
     from homing.desk.view import page_view
+    from homing.messages.model import Wanted
 
     wanted = read(line, datetime.now(UTC))
     if not isinstance(wanted, Wanted):

@@ -12,8 +12,8 @@ from typing import Final
 from urllib.parse import urlencode
 
 from homing.desk import query
-from homing.desk.model import DeadGroup, LaneName, Wanted
 from homing.desk.overview_model import Attention, Hand, LaneView, Level, QueueDepth, Signs, TargetTrouble
+from homing.messages.model import DeadGroup, LaneName, Wanted
 
 #: Seconds for which the oldest message may wait before it is worth a line, and before it is urgent.
 _LATE, _VERY_LATE = 60.0, 300.0

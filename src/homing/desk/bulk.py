@@ -17,8 +17,8 @@ from msgspec import Struct
 from homing.access.audit import AuditLog, Entry, as_text
 from homing.db import Database, Row, instant, load_queries
 from homing.desk import query
-from homing.desk.model import LANES, LaneDesk, LaneName, Verb, Wanted
 from homing.errors import Forbidden, InvalidRequest, NotFound
+from homing.messages.model import LANES, LaneDesk, LaneName, Verb, Wanted
 
 RunState = Literal["counting", "running", "done", "cancelled", "failed"]
 #: Whether somebody has a scope.

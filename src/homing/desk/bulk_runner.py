@@ -18,9 +18,9 @@ from msgspec import Struct
 from homing.access.audit import Entry, Outcome
 from homing.db import Row
 from homing.desk.bulk import CHANNEL, BulkRun, BulkRuns, RunState, run_of
-from homing.desk.model import LaneDesk, LaneName, Verb, Wanted
 from homing.engine.model import Monotonic
 from homing.errors import DatabaseError, HomingError, Refused
+from homing.messages.model import LaneDesk, LaneName, Verb, Wanted
 from homing.telemetry import Telemetry
 
 Result = TypeVar("Result")

@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from homing.desk.model import (
+from homing.errors import DatabaseError, Forbidden, InvalidRequest
+from homing.messages.model import (
     DeadGroup,
     Detail,
     LaneDesk,
@@ -21,7 +22,6 @@ from homing.desk.model import (
     Summary,
     Wanted,
 )
-from homing.errors import DatabaseError, Forbidden, InvalidRequest
 
 Answer = TypeVar("Answer")
 May = Callable[[str], bool]

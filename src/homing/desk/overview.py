@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from homing.db.backlog import Snapshot
 from homing.db.lately import Lately
 from homing.desk.attention import attention
-from homing.desk.model import LANES, PHASES, DeadGroup, LaneName, Phase
 from homing.desk.overview_model import (
     Attention,
     Hand,
@@ -34,6 +33,7 @@ from homing.desk.overview_model import (
 from homing.desk.traffic import NOTHING, Bar, TrafficTable, quantile
 from homing.engine.model import Monotonic
 from homing.errors import DatabaseError
+from homing.messages.model import LANES, PHASES, DeadGroup, LaneName, Phase
 from homing.telemetry import ATTEMPT_BOUNDS, WAIT_BOUNDS, Totals
 
 __all__ = [

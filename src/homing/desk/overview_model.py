@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from homing.desk.model import DeadGroup, LaneName, Phase
+from homing.messages.model import DeadGroup, LaneName, Phase
 
 Level = Literal["urgent", "soon", "note"]
 #: How far a chart goes back.

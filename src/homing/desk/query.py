@@ -15,7 +15,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Struct
 
-from homing.desk.model import LANES, PHASES, LaneName, Phase, Wanted
+from homing.messages.model import LANES, PHASES, LaneName, Phase, Wanted
 
 #: Nobody types a longer one.
 LONGEST_LINE: Final = 2000

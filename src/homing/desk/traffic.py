@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
-from homing.desk.model import LaneName
 from homing.errors import DatabaseError
+from homing.messages.model import LaneName
 from homing.telemetry import ATTEMPT_BOUNDS, WAIT_BOUNDS, Telemetry, Totals
 
 Clock: TypeAlias = Callable[[], datetime]

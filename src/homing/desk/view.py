@@ -10,7 +10,7 @@ from msgspec import Struct
 from homing.db import iso
 from homing.desk import query
 from homing.desk.desk import Found
-from homing.desk.model import Body, Detail, LaneName, MailParts, Phase, Step, Summary, Verb, Wanted
+from homing.messages.model import Body, Detail, LaneName, MailParts, Phase, Step, Summary, Verb, Wanted
 
 
 class MessageSummary(Struct, frozen=True, rename="camel"):

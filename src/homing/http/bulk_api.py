@@ -15,8 +15,8 @@ from homing.access.principal import Principal
 from homing.desk.bulk import PARTICIPLES, Asker, BulkRuns
 from homing.desk.bulk_view import BulkView, CountView, bulk_view, count_view
 from homing.desk.desk import Desk
-from homing.desk.model import Verb
 from homing.errors import Forbidden, InvalidRequest, NotAllowed, NotFound
+from homing.messages.model import Verb
 
 _MOST_LISTED = 100
 _LARGEST_ID = 2**63 - 1

@@ -13,9 +13,9 @@ from litestar.params import FromPath, QueryParameter
 from homing.access.api import ErrorReply
 from homing.desk import query
 from homing.desk.desk import MOST_ROWS, Desk
-from homing.desk.model import Wanted
 from homing.desk.view import MessageDetail, MessagePage, detail_view, page_view
 from homing.errors import InvalidRequest, NotFound
+from homing.messages.model import Wanted
 
 _DESCRIPTIONS = {
     400: "The query line or another parameter is wrong; the message says what, and how to mend it",

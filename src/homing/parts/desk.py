@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from homing.desk.desk import Desk
-from homing.desk.model import LaneDesk, LaneName
 from homing.lanes.dispatch_jobs.desk import JobDesk
 from homing.lanes.email_log.desk import EmailDesk
 from homing.lanes.mail_outbox.desk import MailDesk
 from homing.lanes.open_events.desk import NotificationDesk
+from homing.messages.model import LaneDesk, LaneName
 from homing.parts.emails import Emails
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs

@@ -10,10 +10,10 @@ from typing import Any
 from homing.db.backlog import Backlog
 from homing.db.tally import Tallies, recount
 from homing.desk.desk import Desk
-from homing.desk.model import DeadGroup, LaneName
 from homing.desk.overview import Hand, Overview, QueueDepth, Sources, TargetTrouble
 from homing.desk.traffic import TrafficCount, TrafficTable
 from homing.lanes.dispatch_jobs.look import held_back
+from homing.messages.model import DeadGroup, LaneName
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
 from homing.parts.operations import Operations

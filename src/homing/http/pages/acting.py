@@ -10,9 +10,9 @@ from msgspec import Struct
 from homing.access.audit import AuditLog, Entry, Outcome
 from homing.access.principal import Principal
 from homing.desk.desk import Desk
-from homing.desk.model import LaneDesk, LaneName, Verb
 from homing.errors import Forbidden, InvalidRequest
 from homing.http.pages.shell import AnyRequest
+from homing.messages.model import LaneDesk, LaneName, Verb
 
 VERBS: Final[tuple[Verb, ...]] = ("requeue", "send_now", "cancel")
 DONE: Final[dict[Verb, str]] = {"requeue": "requeued", "send_now": "due now", "cancel": "cancelled"}

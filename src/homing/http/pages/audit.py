@@ -19,10 +19,10 @@ from homing.access.api import AuditEntry, shown
 from homing.access.audit import AuditFilter, AuditFound, AuditLog, Outcome
 from homing.access.desk import Access
 from homing.db import instant
-from homing.desk.model import Wanted
 from homing.desk.query import read
 from homing.errors import InvalidRequest
 from homing.http.pages.shell import AnyRequest, link, render
+from homing.messages.model import Wanted
 
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TONES: Mapping[str, str] = {"done": "good", "refused": "wait", "failed": "bad"}

@@ -9,8 +9,8 @@ from msgspec import Struct
 from homing.access.principal import Principal
 from homing.desk import query
 from homing.desk.desk import Desk
-from homing.desk.model import DeadGroup, Wanted
 from homing.http.pages.shell import PAGE, AnyRequest, link, render
+from homing.messages.model import DeadGroup, Wanted
 
 
 class GroupRow(Struct, frozen=True):

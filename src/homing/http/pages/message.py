@@ -13,13 +13,13 @@ from litestar.params import FromPath
 from homing.access.desk import Access
 from homing.access.principal import Principal
 from homing.desk.desk import Desk
-from homing.desk.model import Body, Detail, MailParts, Verb
 from homing.errors import NotAllowed, NotFound
 from homing.http.live import Piece
 from homing.http.pages.acting import DONE, VERBS, act, verb_of
 from homing.http.pages.caught import foreign_html
 from homing.http.pages.json_tree import Node, json_tree
 from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, render
+from homing.messages.model import Body, Detail, MailParts, Verb
 
 #: The scope depends on the lane of the message, so it is asked for where that is known.
 _ACT = {"scope": "known", "audit": "own"}

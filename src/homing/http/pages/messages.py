@@ -15,11 +15,11 @@ from homing.access.desk import Access
 from homing.access.principal import Principal
 from homing.desk import query
 from homing.desk.desk import Desk, Found
-from homing.desk.model import LANES, PHASES, Wanted
 from homing.errors import InvalidRequest
 from homing.http.live import Piece
 from homing.http.pages.acting import DONE, MOST_SELECTED, act, allowed_verbs, verb_of
 from homing.http.pages.shell import LANE_NAMES, PAGE, VERB_NAMES, AnyRequest, gone_to, link, own_path, render
+from homing.messages.model import LANES, PHASES, Wanted
 
 LISTED: Final = 50
 #: The scope depends on the lanes of what was selected, so it is asked for where they are known.

@@ -10,7 +10,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
 from homing.desk import query
-from homing.desk.model import Wanted
 from homing.desk.overview import Hours, LaneView, Overview, OverviewView
 from homing.http.live import Piece
 from homing.http.pages.caught import listed_mail
@@ -19,6 +18,7 @@ from homing.http.pages.shell import PAGE, AnyRequest, link, render
 from homing.http.pages.unhurried import Unhurried
 from homing.lanes.dispatch_jobs.look import without_query
 from homing.lanes.dispatch_jobs.statistics import Statistics
+from homing.messages.model import Wanted
 from homing.senders.caught_mail import Shelf
 
 _LATEST_CAUGHT = 5

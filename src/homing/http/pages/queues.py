@@ -12,9 +12,9 @@ from msgspec import Struct
 from homing.brokers.depths import QueueDepths
 from homing.db.backlog import Backlog, Snapshot
 from homing.desk.desk import Desk
-from homing.desk.model import LaneDesk, LaneName
 from homing.http.pages.shell import AnyRequest, link, render
 from homing.http.pages.workers import lane_label
+from homing.messages.model import LaneDesk, LaneName
 from homing.workers.fleet import Fleet
 from homing.workers.model import Pause, WorkerView
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from homing.db import Row
 from homing.db.conditions import readable, readable_or_never
-from homing.desk.facts import body_of, facts, moment_fact, possible, trace_of
-from homing.desk.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.lanes.dispatch_jobs.curl import curl_of
 from homing.lanes.dispatch_jobs.desk_conditions import PHASES
 from homing.lanes.dispatch_jobs.desk_dead import JobDeadDesk
@@ -18,6 +16,8 @@ from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.look import host_of, without_query
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.lanes.dispatch_jobs.view import attempted, pairs_of, waiting_for
+from homing.messages.facts import body_of, facts, moment_fact, possible, trace_of
+from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 
 _ENDS: Final[Mapping[str, str]] = {
     "COMPLETED": "Delivered",

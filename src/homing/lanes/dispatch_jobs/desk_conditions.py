@@ -26,9 +26,9 @@ from homing.db.conditions import (
     select,
 )
 from homing.db.looking import Table
-from homing.desk.model import Phase, Wanted
 from homing.lanes.dispatch_jobs.filters import Filter
 from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.messages.model import Phase, Wanted
 
 PHASES: Final[Mapping[str, Phase]] = {
     "PENDING": "waiting",

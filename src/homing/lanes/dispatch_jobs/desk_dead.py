@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from homing.db.conditions import UNCLASSIFIED, Conditions, is_pattern
 from homing.db.looking import Stream
 from homing.db.walking import Walk
-from homing.desk.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
-from homing.desk.model import DeadGroup, LaneName, Verb, Wanted
 from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.messages.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
+from homing.messages.model import DeadGroup, LaneName, Verb, Wanted
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "requeue": ("ERROR", "CANCELLED"),

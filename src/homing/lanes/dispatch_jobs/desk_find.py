@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from homing.db import Row
 from homing.db.conditions import Conditions, readable
 from homing.db.looking import FIRST_WINDOW, SCATTERED, WINDOW, Stream, look
-from homing.desk.model import Wanted
 from homing.lanes.dispatch_jobs.desk_conditions import (
     PHASES,
     TABLE,
@@ -30,6 +29,7 @@ from homing.lanes.dispatch_jobs.filters import Filter
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.search import JobSearch, Place, open_search
 from homing.lanes.dispatch_jobs.tsid import number_of, time_of
+from homing.messages.model import Wanted
 
 
 class FoundJobs(Struct, frozen=True):

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from homing.db import Query
 from homing.db.conditions import UNCLASSIFIED, is_pattern
 from homing.db.mongo import Columns, Session
-from homing.desk.model import Wanted
 from homing.lanes.dispatch_jobs.desk_conditions import (
     PHASES,
     is_by_id,
@@ -21,6 +20,7 @@ from homing.lanes.dispatch_jobs.desk_conditions import (
 from homing.lanes.dispatch_jobs.desk_find import JobFinder
 from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows
 from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.messages.model import Wanted
 
 Match = dict[str, Any]
 

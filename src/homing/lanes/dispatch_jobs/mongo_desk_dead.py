@@ -9,10 +9,10 @@ from pymongo.errors import ExecutionTimeout
 
 from homing.db import Database, Query
 from homing.db.mongo import Columns, Document, Session
-from homing.desk.model import Wanted
 from homing.lanes.dispatch_jobs.mongo_desk import all_of
 from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, decoded, rows
 from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.messages.model import Wanted
 
 Match = dict[str, Any]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from homing.db.walking import Walk, walk_of
-from homing.desk.dead import DeadByText
-from homing.desk.model import LaneName, Verb, Wanted
 from homing.lanes.email_log.desk_conditions import ORDERED, TABLE, in_order, other_conditions, states_of
 from homing.lanes.email_log.log import EmailLog
+from homing.messages.dead import DeadByText
+from homing.messages.model import LaneName, Verb, Wanted
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "requeue": ("Dead", "Failed"),

@@ -8,18 +8,6 @@ from datetime import UTC, datetime
 from homing.db import Dialect, Row
 from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
 from homing.db.looking import Stream, first_after, look
-from homing.desk.facts import (
-    code_of,
-    facts,
-    filenames,
-    json_body,
-    message_of,
-    moment_fact,
-    possible,
-    trace_of,
-    verdicts,
-)
-from homing.desk.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.lanes.mail_outbox.desk_conditions import (
     ORDERED,
     PHASES,
@@ -31,6 +19,18 @@ from homing.lanes.mail_outbox.desk_conditions import (
 )
 from homing.lanes.mail_outbox.desk_dead import MailDeadDesk
 from homing.lanes.mail_outbox.outbox import MailOutbox
+from homing.messages.facts import (
+    code_of,
+    facts,
+    filenames,
+    json_body,
+    message_of,
+    moment_fact,
+    possible,
+    trace_of,
+    verdicts,
+)
+from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.senders.preview import hide_tokens, preview_of, shown
 from homing.senders.templates import Templates
 

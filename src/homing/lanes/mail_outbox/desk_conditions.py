@@ -20,7 +20,7 @@ from homing.db.conditions import (
     matches,
 )
 from homing.db.looking import Table
-from homing.desk.model import Phase, Wanted
+from homing.messages.model import Phase, Wanted
 
 PHASES: Final[Mapping[str, Phase]] = {
     "queued": "waiting",

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from homing.db.walking import Walk, walk_of
-from homing.desk.dead import DeadByText
-from homing.desk.model import LaneName, Verb, Wanted
 from homing.lanes.mail_outbox.desk_conditions import ORDERED, TABLE, in_order, other_conditions, states_of
 from homing.lanes.mail_outbox.outbox import MailOutbox
+from homing.messages.dead import DeadByText
+from homing.messages.model import LaneName, Verb, Wanted
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "requeue": ("failed", "cancelled", "expired"),

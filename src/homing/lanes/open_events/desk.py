@@ -12,8 +12,6 @@ from msgspec.structs import replace
 from homing.db import Dialect, Row, load_queries
 from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
 from homing.db.looking import Stream, first_after, look
-from homing.desk.facts import facts, json_body, moment_fact, possible
-from homing.desk.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.engine.model import Claim
 from homing.lanes.open_events.desk_conditions import (
     ORDERED,
@@ -31,6 +29,8 @@ from homing.lanes.open_events.lane import OpenEventsLane
 from homing.lanes.open_events.notification import Notification, event_of, read_object, subscriber_of
 from homing.lanes.open_events.notifications import Notifications
 from homing.lanes.open_events.view import notification_id, read_error
+from homing.messages.facts import facts, json_body, moment_fact, possible
+from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.senders.addresses import mask
 from homing.senders.mail import MailMessage
 from homing.senders.preview import assembled

@@ -23,8 +23,8 @@ from homing.db.conditions import (
     select,
 )
 from homing.db.looking import Table
-from homing.desk.model import Phase, Wanted
 from homing.lanes.open_events.locales import OPEN_SEAT
+from homing.messages.model import Phase, Wanted
 
 PHASES: Final[Mapping[str, Phase]] = {
     "pending": "waiting",

@@ -10,10 +10,10 @@ import msgspec
 from homing.db import Row
 from homing.db.patience import patiently
 from homing.db.walking import Walk, walk_of
-from homing.desk.dead import DeadByText
-from homing.desk.model import LaneName, Verb, Wanted
 from homing.lanes.open_events.desk_conditions import ORDERED, TABLE, in_order, other_conditions, states_of
 from homing.lanes.open_events.notifications import Notifications
+from homing.messages.dead import DeadByText
+from homing.messages.model import LaneName, Verb, Wanted
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "requeue": ("skipped", "failed", "expired"),

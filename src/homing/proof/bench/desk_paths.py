@@ -15,10 +15,10 @@ from litestar.routes import HTTPRoute
 
 from homing.app import Homing
 from homing.desk.bulk import Asker
-from homing.desk.model import LANES, LaneName, Phase, Wanted
 from homing.errors import HomingError
 from homing.lanes.dispatch_jobs.credentials.orders import CreateCredentials
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.messages.model import LANES, LaneName, Phase, Wanted
 
 #: Where no page is: for programs, files, streams and downloads.
 _NO_PAGES = re.compile(

@@ -11,7 +11,7 @@ import msgspec
 
 from homing.db import iso
 from homing.db.conditions import UNCLASSIFIED, readable
-from homing.desk.model import Body, Verb
+from homing.messages.model import Body, Verb
 from homing.strict_json import pretty
 
 #: So much of a payload is shown; whoever wants more has the API.

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from homing.db import Database, Row, load_queries
 from homing.db.conditions import readable
-from homing.desk.model import LANES, DeadGroup, HowMany, LaneName, Wanted
 from homing.engine.likeness import code_like, likeness
+from homing.messages.model import LANES, DeadGroup, HowMany, LaneName, Wanted
 
 #: Of a lane without an index by error so many of the newest dead are looked at, and of these so many read.
 #: They lie far apart: at 5,000,000 messages twenty thousand of them took seconds, before they were in memory.
