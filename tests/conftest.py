@@ -140,6 +140,22 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'homing.db'}"
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with all tables."""
+    from homing.app import MIGRATED
+
+    path = tmp_path_factory.mktemp("template") / "homing.db"
+    make_tables(f"sqlite:///{path}", MIGRATED)
+    return path
+
+
+@pytest.fixture
+def migrated_sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """For tests that would migrate it first of all; `migrate` finds nothing to do."""
+    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'homing.db')}"
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """The test runs twice, on an empty database of each kind."""

@@ -20,6 +20,7 @@ LONG_FILES = {
     "tests/proof/test_chaos_mail.py": 45,
     "tests/model/test_jobs_machine.py": 40,
     "tests/lanes/email_log/test_kills.py": 40,
+    "tests/day/test_operators_day.py": 35,
     "tests/proof/test_bench.py": 40,
     "tests/contract/test_jobs_plans.py": 38,
     "tests/contract/test_email_log_plans.py": 35,

@@ -14,6 +14,7 @@ from tests.browser.tab import Desk
 from tests.conftest import RUN_DIRECTORY, require
 from tests.http.door import Door, opened_door, url_with_tables
 
+from homing.doctor import findings
 from homing.testing.components.chromium import FLAGS, find_chromium
 from homing.testing.http_sink import HttpSink
 
@@ -40,6 +41,7 @@ async def opened_desk(url: str, receiver: HttpSink, seeded: Seeded | None = None
     async with opened_door(url, **SETTINGS) as door:
         make_quick(door)
         door.homing.ground.address = door.address
+        door.homing.health.examine = lambda: findings(door.homing.settings)
         yield Desk(door, seeded or await sown(door, receiver))
         await door.homing.webhooks.deliverer.drain(5)
 

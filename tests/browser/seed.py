@@ -100,6 +100,7 @@ class Seed:
         await self._emails_by_queue()
         subscription = await self._open_seats()
         await self._workers()
+        await self._door.homing.alerts_part.watch.round()
         run = await self._door.homing.bulk.runs.start("status:dead type:nothing.*", "requeue", ADMIN)
         return Seeded(
             ids=self._ids,

@@ -228,14 +228,38 @@ async def test_whatever_is_at_the_limit_is_ended_with_its_last_error(database_ur
 async def test_claims_return_their_columns_in_the_order_of_the_item(lane: EmailBench) -> None:
     (id,) = await lane.insert()
     (row,) = await lane.due.run("claim", limit=1)
-    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Due.__struct_fields__]
+    assert list(row.keys()) == [
+        "id",
+        "fence",
+        "attempts",
+        "deferrals",
+        "age",
+        "traceparent",
+        *Due.__struct_fields__,
+    ]
     key = (await lane.row(id))["message_key"]
     (row,) = await lane.emails.run("claim_these", batch=f'[{{"id": {id}, "key": "{key}"}}]')
-    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Email.__struct_fields__]
+    assert list(row.keys()) == [
+        "id",
+        "fence",
+        "attempts",
+        "deferrals",
+        "age",
+        "traceparent",
+        *Email.__struct_fields__,
+    ]
     await lane.age(id)
     await lane.set(id, rescue_count=3)
     (row,) = await lane.emails.run("claim_lost", limit=1)
-    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Email.__struct_fields__]
+    assert list(row.keys()) == [
+        "id",
+        "fence",
+        "attempts",
+        "deferrals",
+        "age",
+        "traceparent",
+        *Email.__struct_fields__,
+    ]
 
 
 # ── the sending stage ────────────────────────────────────────────────────────────────────────────

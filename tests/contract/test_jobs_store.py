@@ -74,7 +74,15 @@ async def test_claims_return_their_columns_in_the_order_of_the_item(lane: JobBen
         await lane.change(id, rescue_count=3)
     shares = f'[{{"target": "{(await lane.row(id))["target"]}", "slots": 1}}]'
     (row,) = await lane.jobs.run(query, limit=1, id=id, shares=shares)
-    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Job.__struct_fields__]
+    assert list(row.keys()) == [
+        "id",
+        "fence",
+        "attempts",
+        "deferrals",
+        "age",
+        "traceparent",
+        *Job.__struct_fields__,
+    ]
 
 
 async def test_a_claim_is_limited(lane: JobBench) -> None:

@@ -58,7 +58,15 @@ async def test_claims_return_their_columns_in_the_order_of_the_item(lane: Bench,
         await lane.age(id, 1000)
         await lane.sql("UPDATE mail_outbox SET rescue_count = 3 WHERE id = :id RETURNING id", id=id)
     (row,) = await lane.outbox.run(query, limit=1)
-    assert list(row.keys()) == ["id", "fence", "attempts", "deferrals", *Mail.__struct_fields__]
+    assert list(row.keys()) == [
+        "id",
+        "fence",
+        "attempts",
+        "deferrals",
+        "age",
+        "traceparent",
+        *Mail.__struct_fields__,
+    ]
 
 
 @pytest.mark.clause("OUT-01")

@@ -28,13 +28,15 @@ Answer = TypeVar("Answer")
 PATIENCE = 60.0
 
 
-def quiet_port() -> int:
-    """A free one that no outgoing connection of anybody will be given meanwhile."""
-    while True:
-        port = random.randrange(15_000, 30_000)  # noqa: S311  (no secret)
+def quiet_ports(*names: str) -> dict[str, int]:
+    """Free ones that no outgoing connection of anybody will be given meanwhile."""
+    found: set[int] = set()
+    while len(found) < len(names):
+        port = random.randrange(15_000, 30_000)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
-                return port
+                found.add(port)
+    return dict(zip(names, found, strict=True))
 
 
 async def until(look: Callable[[], Awaitable[Answer | None]], what: str) -> Answer:
@@ -55,6 +57,9 @@ class Service(Struct, frozen=True):
     def lines(self) -> list[dict[str, Any]]:
         """Of standard output, each an object."""
         return _objects(self.said)
+
+    def logs(self, text: str) -> bool:
+        return text in self.logged.read_text()
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in _objects(self.logged) if line.get("event") == name]

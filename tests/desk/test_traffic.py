@@ -68,7 +68,7 @@ class Process:
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     opened = connect(database_url)
-    await migrate(opened, load_migrations(["homing.desk"], opened.dialect)[:1])
+    await migrate(opened, load_migrations(["homing.desk"], opened.dialect))
     yield opened
     await opened.close()
 
@@ -147,7 +147,7 @@ async def test_a_write_that_may_have_been_done_is_done_again(database: Database,
 
 async def test_without_a_database_for_days_memory_stays_small(sqlite_url: str) -> None:
     database = connect(sqlite_url)
-    await migrate(database, load_migrations(["homing.desk"], database.dialect)[:1])
+    await migrate(database, load_migrations(["homing.desk"], database.dialect))
     table, clock = TrafficTable(database), Clock()
     process = Process(table, clock)
     for _ in range(4 * 24 * 60 + 50):

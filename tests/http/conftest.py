@@ -8,3 +8,8 @@ import pytest
 @pytest.fixture
 def postgres_url(migrated_postgres_url: str) -> str:
     return migrated_postgres_url
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite_url: str) -> str:
+    return migrated_sqlite_url

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -67,7 +68,7 @@ class Desk:
         positions = self._positions(wanted, begun, may)
         limit = max(1, min(limit, MOST_ROWS))
         looks = {
-            name: self.lanes[name].find(wanted, before=before, limit=limit)
+            name: partial(self.lanes[name].find, wanted, before=before, limit=limit)
             for name, before in positions.items()
         }
         seen, notes = await _all_of(looks)
@@ -91,7 +92,7 @@ class Desk:
 
     async def dead_groups(self, *, may: May) -> DeadGroups:
         """What was given up and why, of all lanes; the largest groups first."""
-        asked = {name: lane.dead_groups() for name, lane in self.lanes.items() if may(f"{lane.scope}:read")}
+        asked = {name: lane.dead_groups for name, lane in self.lanes.items() if may(f"{lane.scope}:read")}
         found, notes = await _all_of(asked)
         groups = [group for groups in found.values() for group in groups]
         return DeadGroups(sorted(groups, key=lambda group: -group.count), notes)
@@ -121,7 +122,7 @@ class Desk:
 
 
 async def _all_of(
-    asked: Mapping[LaneName, Awaitable[Answer]],
+    asked: Mapping[LaneName, Callable[[], Awaitable[Answer]]],
 ) -> tuple[dict[LaneName, Answer], tuple[str, ...]]:
     """What each lane answers, all asked at once; a lane that cannot answer leaves a note."""
     answers = await asyncio.gather(*(_patiently(one) for one in asked.values()))
@@ -135,10 +136,11 @@ async def _all_of(
     return found, tuple(notes)
 
 
-async def _patiently(work: Awaitable[Answer]) -> tuple[Answer | None, str | None]:
+async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer | None, str | None]:
+    """Asked only here: whoever goes away before it has begun leaves nothing behind that nobody awaits."""
     try:
         async with asyncio.timeout(_PATIENCE):
-            return await work, None
+            return await ask(), None
     except TimeoutError:
         return None, f"its database did not answer within {_PATIENCE:.0f} s"
     except (DatabaseError, InvalidRequest) as error:

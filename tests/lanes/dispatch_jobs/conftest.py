@@ -18,3 +18,8 @@ def postgres_url(migrated_postgres_url: str) -> str:
 @pytest.fixture
 def mongodb_url(migrated_mongodb_url: str) -> str:
     return migrated_mongodb_url
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite_url: str) -> str:
+    return migrated_sqlite_url

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Coroutine, Generator
+from importlib import import_module
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -120,6 +121,8 @@ def child(mode: str, settings: dict[str, Any], last: int) -> None:
 
 def main() -> None:
     mode, settings = sys.argv[1], json.loads(sys.argv[2])
+    # Imported when a broker is first used: here once, instead of in every child.
+    import_module("homing.brokers.rabbitmq")
     for line in sys.stdin:
         children = [forked(mode, settings, int(number)) for number in line.split()]
         sys.stdout.write(" ".join(map(end_of, children)) + "\n")

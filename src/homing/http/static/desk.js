@@ -300,7 +300,7 @@ const keys = {
 };
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input:not([type=checkbox]), textarea, select, dialog");
-  if (event.key === "Escape" && typing && !typing.closest("dialog")) { event.target.blur(); return; }
+  if (event.key === "Escape" && typing && !typing.closest("dialog")) { event.preventDefault(); event.target.blur(); return; }
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !find("#menu")) return;
   const goes = Date.now() - afterG < 1200 && find(`#menu a[href="${places[event.key]}"]`);
   afterG = 0;

@@ -70,6 +70,8 @@ class Suggestions {
       event.preventDefault();
       this.choose(items[this.place].dataset.text);
     } else if (event.key === "Escape") {
+      /* Browsers would empty the field. */
+      event.preventDefault();
       event.stopPropagation();
       this.close();
     }
