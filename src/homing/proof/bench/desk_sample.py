@@ -17,6 +17,8 @@ from homing.db import Database, Dialect
 
 #: What share of the messages each lane has, in percent.
 SHARES: Final = {"dispatch_jobs": 40, "mail_outbox": 30, "email_log": 15, "open_events": 15}
+#: Of a hundred messages, how many wait: on a usual day, and when nothing has gone out for two weeks.
+USUAL, INCIDENT = 1, 50
 #: The newest message is from now, the oldest from so long ago.
 _SPAN_MS = 30 * 86_400_000
 _EPOCH_MS = 1_577_836_800_000
@@ -34,6 +36,8 @@ class Chunk(Struct, frozen=True):
     last: int
     total: int
     now_ms: int
+    #: How many of all rows, the newest, still wait.
+    waiting: int = 0
 
     @property
     def gap(self) -> int:
@@ -55,7 +59,7 @@ NUMBERS, timed AS (
              WHEN n % 1000 = 3 THEN 'FAILED'
              WHEN n % 5000 = 9 THEN 'CANCELLED'
              WHEN n % 100000 = 77 THEN 'IN_PROGRESS'
-             WHEN n > TOTAL - TOTAL / 100 THEN 'PENDING'
+             WHEN n > TOTAL - WAITING THEN 'PENDING'
              ELSE 'COMPLETED' END AS status,
         'https://partner-' || n % 200 || '.example.com' AS host
     FROM timed
@@ -95,7 +99,7 @@ INSERT INTO dispatch_attempt (
     response_body, error_message, error_class)
 NUMBERS, made AS (
     SELECT n, MADE AS ms, ((MADE - EPOCH) << 22) + n % 4194303 AS id FROM numbers
-    WHERE n > TOTAL - TOTAL / 5 AND n <= TOTAL - TOTAL / 100
+    WHERE n > TOTAL - TOTAL / 5 AND n <= TOTAL - WAITING
 )
 SELECT id, id, 1, MOMENT[ms + 800], MOMENT[ms + 900], n % 3000,
     CASE WHEN n % 20 = 5 THEN 'FAILURE' ELSE 'SUCCESS' END, CASE WHEN n % 20 = 5 THEN 503 ELSE 200 END,
@@ -110,7 +114,7 @@ NUMBERS, made AS (
     SELECT n, MADE AS ms,
         CASE WHEN n % 50 = 5 THEN 'failed' WHEN n % 5000 = 9 THEN 'cancelled'
              WHEN n % 5000 = 11 THEN 'expired' WHEN n % 100000 = 77 THEN 'dispatching'
-             WHEN n > TOTAL - TOTAL / 100 THEN 'queued' ELSE 'sent' END AS status
+             WHEN n > TOTAL - WAITING THEN 'queued' ELSE 'sent' END AS status
     FROM numbers
 )
 SELECT MOMENT[ms], MOMENT[ms], CASE WHEN status <> 'queued' THEN MOMENT[ms + 500] END,
@@ -136,7 +140,7 @@ INSERT INTO email_log (
 NUMBERS, made AS (
     SELECT n, MADE AS ms,
         CASE WHEN n % 50 = 5 THEN 'Dead' WHEN n % 500 = 3 THEN 'Failed'
-             WHEN n > TOTAL - TOTAL / 100 THEN 'Pending' ELSE 'Sent' END AS status
+             WHEN n > TOTAL - WAITING THEN 'Pending' ELSE 'Sent' END AS status
     FROM numbers
 )
 SELECT MOMENT[ms], MOMENT[NOW + 86400000], CASE WHEN status <> 'Pending' THEN MOMENT[ms + 500] END,
@@ -180,7 +184,7 @@ INSERT INTO open_event_notifications (
 NUMBERS, made AS (
     SELECT n, MADE AS ms,
         CASE WHEN n % 50 = 5 THEN 'failed' WHEN n % 200 = 3 THEN 'skipped' WHEN n % 5000 = 11 THEN 'expired'
-             WHEN n > TOTAL - TOTAL / 100 THEN 'pending' ELSE 'sent' END AS status
+             WHEN n > TOTAL - WAITING THEN 'pending' ELSE 'sent' END AS status
     FROM numbers
 )
 SELECT n / 50 + 1, n % (TOTAL / 10 + 50) + 1, 'key-' || n, status,
@@ -215,8 +219,8 @@ FROM numbers
 """
 
 
-async def fill(database: Database, messages: int) -> None:
-    """That many messages over all lanes, and what an operator has left behind beside them."""
+async def fill(database: Database, messages: int, waiting: int = USUAL) -> None:
+    """That many messages over all lanes, `waiting` of a hundred not sent yet; and what an operator has left."""
     now_ms = time.time_ns() // 1_000_000
     rows = {lane: messages * share // 100 for lane, share in SHARES.items()}
     tables = (
@@ -234,7 +238,7 @@ async def fill(database: Database, messages: int) -> None:
         (_TARGETS, TARGETS),
     )
     for text, total in tables:
-        for chunk in _chunks(total, now_ms):
+        for chunk in _chunks(total, now_ms, waiting):
             await database.run_script(_written(text, chunk, database.dialect))
     await _settle_down(database)
 
@@ -245,9 +249,9 @@ async def _settle_down(database: Database) -> None:
         await database.run_script("ANALYZE;")
 
 
-def _chunks(total: int, now_ms: int) -> Iterator[Chunk]:
+def _chunks(total: int, now_ms: int, waiting: int) -> Iterator[Chunk]:
     for first in range(1, total + 1, _AT_ONCE):
-        yield Chunk(first, min(first + _AT_ONCE - 1, total), total, now_ms)
+        yield Chunk(first, min(first + _AT_ONCE - 1, total), total, now_ms, total * waiting // 100)
 
 
 def _written(text: str, chunk: Chunk, dialect: Dialect) -> str:
@@ -258,6 +262,7 @@ def _written(text: str, chunk: Chunk, dialect: Dialect) -> str:
         "LAST": str(chunk.last),
         "MADE": made,
         "TOTAL": str(chunk.total),
+        "WAITING": str(chunk.waiting),
         "EPOCH": str(_EPOCH_MS),
         "NOW": f"CAST({chunk.now_ms} AS bigint)",
     }

@@ -11,10 +11,16 @@ CREATE TABLE homing_job_death (
 );
 
 -- With the rights of the tables' owner: another program may end a job and need not know of this.
-CREATE FUNCTION homing_note_job_death() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION homing_note_job_death() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO homing_job_death (message_id, error) VALUES (NEW.id, NEW.error_class);
     RETURN NULL;
+END
+$$;
+-- Without pg_temp at its end, whoever updates a row could put a table of their own, with a trigger, in the way of this one.
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION homing_note_job_death() SET search_path = %s, pg_temp', current_setting('search_path'));
 END
 $$;
 CREATE TRIGGER homing_job_death AFTER UPDATE OF status ON dispatch_job FOR EACH ROW

@@ -11,10 +11,16 @@ CREATE TABLE homing_email_death (
 );
 
 -- With the rights of the tables' owner: another program may end an email and need not know of this.
-CREATE FUNCTION homing_note_email_death() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION homing_note_email_death() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO homing_email_death (message_id, error) VALUES (NEW.id, NEW.dead_reason);
     RETURN NULL;
+END
+$$;
+-- Without pg_temp at its end, whoever updates a row could put a table of their own, with a trigger, in the way of this one.
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION homing_note_email_death() SET search_path = %s, pg_temp', current_setting('search_path'));
 END
 $$;
 CREATE TRIGGER homing_email_death AFTER UPDATE OF status ON email_log FOR EACH ROW

@@ -11,11 +11,17 @@ CREATE TABLE homing_mail_death (
 );
 
 -- With the rights of the tables' owner: another program may end a mail and need not know of this.
-CREATE FUNCTION homing_note_mail_death() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION homing_note_mail_death() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO homing_mail_death (message_id, error)
     VALUES (NEW.id, substring(NEW.last_error FROM '^[A-Za-z0-9_]+(?=:|$)'));
     RETURN NULL;
+END
+$$;
+-- Without pg_temp at its end, whoever updates a row could put a table of their own, with a trigger, in the way of this one.
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION homing_note_mail_death() SET search_path = %s, pg_temp', current_setting('search_path'));
 END
 $$;
 CREATE TRIGGER homing_mail_death AFTER UPDATE OF status ON mail_outbox FOR EACH ROW
