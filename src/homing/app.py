@@ -302,9 +302,9 @@ class Homing:
         from homing.http.app import build_app
         from homing.http.login import LoginPages
         from homing.http.messages_api import MessagesApi
-        from homing.http.pages.routes import PAGES, page_dependencies
+        from homing.http.pages.routes import page_dependencies, page_router
 
-        routes: list[Any] = [*PAGES, LoginPages, AccessApi, MessagesApi]
+        routes: list[Any] = [page_router(), LoginPages, AccessApi, MessagesApi]
         dependencies = self._health()
         for part in (self.mails_part, self.jobs_part, self.emails_part, self.notifications_part):
             part_routes, part_dependencies = part.api()

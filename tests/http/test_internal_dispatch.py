@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from tests.apis import api_of
 from tests.outbox import Bench, bench
 
 from homing.http.server import serving
@@ -39,7 +40,7 @@ async def opened(database_url: str, sink: SmtpSink, **settings: Any) -> AsyncIte
         api = Api(lane.homing, lane.log)
         api.sink = sink
         async with (
-            serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+            serving(api_of(lane.homing, lane.homing.mails_part), "127.0.0.1", 0) as address,
             httpx.AsyncClient(base_url=address, timeout=30) as api.client,
         ):
             yield api

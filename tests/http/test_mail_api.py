@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.apis import api_of
 from tests.outbox import Bench, bench
 
 from homing.http.server import serving
@@ -30,7 +31,7 @@ async def api(database_url: str) -> AsyncIterator[Api]:
     async with bench(database_url) as lane:
         api = Api(lane.homing, lane.log)
         async with (
-            serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+            serving(api_of(lane.homing, lane.homing.mails_part), "127.0.0.1", 0) as address,
             httpx.AsyncClient(base_url=address, timeout=30, follow_redirects=True) as api.client,
         ):
             yield api

@@ -5,32 +5,29 @@ An alert by a way that does not work waits there like any other message, and is 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from homing.alerts.rules import Cause
-from homing.alerts.store import AlertStore, Waiting
+from homing.alerts.store import AlertStore, Waiting, Way
 from homing.alerts.words import Told, Words, words_of
-from homing.db import iso
-from homing.errors import DatabaseError
+from homing.db import Row, iso
+from homing.errors import DatabaseError, Refused
 from homing.lanes.dispatch_jobs.dead_letters import ALERT_TYPE, SOURCE
 from homing.lanes.dispatch_jobs.job import NewJob
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.target import target_of
-from homing.lanes.mail_outbox.mail import NewMail
+from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, new_token
 from homing.senders.templates import Rendered, Templates
 from homing.telemetry import Telemetry
 
-Way = Literal["mail", "webhook"]
-
-#: How the idempotency keys of alerts begin. The lanes' triggers know it, too.
-KEY: Final = "homing-alert:"
 TEMPLATE: Final = "alert"
 PACKAGED_TEMPLATES = Path(__file__).with_name("templates")
 #: What is wrong now is of no interest tomorrow.
@@ -97,6 +94,8 @@ class Post:
         for one in waiting:
             try:
                 await self._hand_over(one)
+            except Refused as error:
+                self._telemetry.log.error("alert.refused", id=one.alert.id, error=str(error))
             except DatabaseError:
                 raise
             except Exception as bug:  # noqa: BLE001 - one that cannot be written must not hold up the others
@@ -104,37 +103,64 @@ class Post:
         return len(waiting)
 
     async def _hand_over(self, one: Waiting) -> None:
-        alert, words = one.alert, words_of(one.alert.kind, one.alert.event, one.alert.facts)
-        mail_id = await self._mail(alert, words) if "mail" in one.ways else None
-        job_id = await self._webhook(alert, words) if "webhook" in one.ways else None
-        await self._store.hand_over(alert.id, mail_id, job_id)
+        alert = one.alert
+        placed = await self._place(one, one.ways)
+        if None in placed.values():
+            # It did not go by a way that it was to go: by the others, then.
+            placed |= await self._place(one, [way for way in self.ways.all if way not in placed])
+        went = {way: id for way, id in placed.items() if id is not None}
+        if self.ways.all and placed and not went:
+            await self._store.renew_token(alert.id)
+            return
+        await self._store.hand_over(alert.id, went.get("mail"), went.get("webhook"))
         self._telemetry.log.warning(
             "alert.raised",
-            id=alert.id, cause=alert.cause, kind=alert.kind, raised=alert.event, ways=list(one.ways),
+            id=alert.id, cause=alert.cause, kind=alert.kind, raised=alert.event, ways=list(went),
         )  # fmt: skip
+
+    async def _place(self, one: Waiting, ways: Sequence[Way]) -> dict[Way, int | None]:
+        """By each way the id of the message that it became there; None where it became none."""
+        words = words_of(one.alert.kind, one.alert.event, one.alert.facts)
+        become = {"mail": self._mail, "webhook": self._webhook}
+        return {way: await become[way](one, words) for way in ways}
+
+    def _is_ours(self, one: Waiting, lane: str, row: Row | None) -> bool:
+        """What lies under the key of an alert has to be that alert: another may have been there first."""
+        if row is not None and row["fingerprint"] == _mark(one):
+            return True
+        self._telemetry.log.error("alert.key_taken", id=one.alert.id, lane=lane)
+        return False
 
     # ── by mail ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _mail(self, alert: Told, words: Words) -> int | None:
+    async def _mail(self, one: Waiting, words: Words) -> int | None:
         if self.ways.mail_to is None:
             return None
+        (ordered,) = await self._outbox.enqueue([self._new_mail(one, words, self.ways.mail_to)])
+        if ordered.verdict == "created":
+            self._telemetry.enqueued("mail_outbox", 1)
+            return ordered.id
+        # After a crash in between it is there already.
+        is_ours = self._is_ours(one, "mail_outbox", await self._outbox.get(ordered.id))
+        return ordered.id if is_ours else None
+
+    def _new_mail(self, one: Waiting, words: Words, mail_to: str) -> NewMail:
+        alert = one.alert
         rendered = self._render(alert, words)
-        mail = NewMail(
+        return NewMail(
             token=new_token(),
-            to_address=self.ways.mail_to,
+            to_address=mail_to,
             subject=rendered.subject,
             text_body=rendered.text,
             html_body=rendered.html,
             headers={"Auto-Submitted": "auto-generated"},
-            idempotency_key=f"{KEY}{alert.id}",
+            idempotency_key=_key(one),
+            fingerprint=_mark(one),
             expires_at=iso(alert.at + _LASTS),
             metadata={"homing": "alert", "cause": alert.cause},
             # Before all others: it may be about how many they are.
             urgent=True,
         )
-        (ordered,) = await self._outbox.enqueue([mail])
-        self._telemetry.enqueued("mail_outbox", int(ordered.verdict == "created"))
-        return ordered.id
 
     def _render(self, alert: Told, words: Words) -> Rendered:
         variables = self._variables(alert, words)
@@ -160,11 +186,19 @@ class Post:
 
     # ── by webhook ───────────────────────────────────────────────────────────────────────────────
 
-    async def _webhook(self, alert: Told, words: Words) -> int | None:
-        webhook = self.ways.webhook
-        if webhook is None:
+    async def _webhook(self, one: Waiting, words: Words) -> int | None:
+        if self.ways.webhook is None:
             return None
-        job = NewJob(
+        (ordered,) = await self._jobs.enqueue([self._new_job(one, words, self.ways.webhook)])
+        if ordered.verdict == "created":
+            self._telemetry.enqueued("dispatch_jobs", 1)
+            return ordered.id
+        is_ours = self._is_ours(one, "dispatch_jobs", await self._jobs.get(ordered.id))
+        return ordered.id if is_ours else None
+
+    def _new_job(self, one: Waiting, words: Words, webhook: Webhook) -> NewJob:
+        alert = one.alert
+        return NewJob(
             source=SOURCE,
             type=ALERT_TYPE,
             target_url=webhook.url,
@@ -173,11 +207,9 @@ class Post:
             payload=_encode(self._event(alert, words)).decode(),
             max_retries=_MAX_RETRIES,
             expires_at=iso(alert.at + _LASTS),
-            idempotency_key=f"{KEY}{alert.id}",
+            idempotency_key=_key(one),
+            fingerprint=_mark(one),
         )
-        (ordered,) = await self._jobs.enqueue([job])
-        self._telemetry.enqueued("dispatch_jobs", int(ordered.verdict == "created"))
-        return ordered.id
 
     def _event(self, alert: Told, words: Words) -> dict[str, Any]:
         data = {
@@ -193,6 +225,15 @@ class Post:
         # Many a chat program shows what is called `text`, and leaves the rest alone.
         text = f"{words.title}\n{data['link']}"
         return {"type": ALERT_TYPE, "timestamp": iso(alert.at), "text": text, "data": data}
+
+
+def _key(one: Waiting) -> str:
+    return f"{ALERT_KEY}{one.alert.id}:{one.token}"
+
+
+def _mark(one: Waiting) -> str:
+    """By which we know our own again, though the words may be others by then."""
+    return hashlib.sha256(_key(one).encode()).hexdigest()
 
 
 def ways_in_words(ways: Sequence[str]) -> str:

@@ -86,7 +86,10 @@ SET silenced_until = excluded.silenced_until, silenced_by = excluded.silenced_by
 RETURNING {cause}
 
 -- name: waiting
-SELECT {alert} FROM homing_alert AS a WHERE NOT a.handed_over ORDER BY a.id LIMIT :limit
+SELECT {alert}, a.token FROM homing_alert AS a WHERE NOT a.handed_over ORDER BY a.id LIMIT :limit
+
+-- name: renew_token
+UPDATE homing_alert SET token = :token WHERE id = :id AND NOT handed_over RETURNING id
 
 -- name: hand_over
 UPDATE homing_alert SET handed_over = 1, mail_id = :mail_id, job_id = :job_id WHERE id = :id RETURNING id

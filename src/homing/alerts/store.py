@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -13,9 +14,12 @@ from homing.alerts.rules import Cause, Event, Kind
 from homing.alerts.words import Told
 from homing.db import Database, Row, instant, iso, load_queries
 
+Way = Literal["mail", "webhook"]
+
 _MOST_WAITING = 100
 
 _encode = msgspec.json.Encoder().encode
+_ways = msgspec.json.Decoder(tuple[Way, ...]).decode
 
 
 class Deaths(Struct, frozen=True):
@@ -41,7 +45,9 @@ class Waiting(Struct, frozen=True):
     """An alert that is still to become a mail or a webhook."""
 
     alert: Told
-    ways: tuple[str, ...]
+    ways: tuple[Way, ...]
+    #: The part of its key that nobody can guess.
+    token: str
 
 
 class AlertStore:
@@ -125,7 +131,11 @@ class AlertStore:
 
     async def waiting(self) -> list[Waiting]:
         rows = await self.run("waiting", limit=_MOST_WAITING)
-        return [Waiting(told_of(row), tuple(msgspec.json.decode(row["ways"]))) for row in rows]
+        return [Waiting(told_of(row), _ways(row["ways"]), row["token"]) for row in rows]
+
+    async def renew_token(self, id: int) -> None:
+        """Its key was somebody else's: the next round comes with another one."""
+        await self.run("renew_token", id=id, token=secrets.token_hex(16))
 
     async def hand_over(self, id: int, mail_id: int | None, job_id: int | None) -> None:
         await self.run("hand_over", id=id, mail_id=mail_id, job_id=job_id)

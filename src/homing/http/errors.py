@@ -63,7 +63,7 @@ class ErrorHandler:
         self._telemetry = telemetry
 
     def __call__(self, request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-        status, message = _judge(error)
+        status, message = _judge(error, request)
         if status >= 500:
             self._report(request, error)
         code = _CODES.get(status, "INTERNAL_ERROR")
@@ -82,17 +82,22 @@ class ErrorHandler:
             self._telemetry.crashed("http.failed", error, path=request.url.path)
 
 
-def _judge(error: Exception) -> tuple[int, str]:
+def _judge(error: Exception, request: Request[Any, Any, Any]) -> tuple[int, str]:
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return status, str(error)
     if isinstance(error, Unreachable):
         return 503, _AWAY
     if isinstance(error, HTTPException) and error.status_code == 413:
-        return 413, "the body is larger than 16 MiB; send it in several requests"
+        most = request.route_handler.resolve_request_max_body_size() or 0
+        return 413, f"the body is larger than {_size(most)}; send it in several requests"
     if isinstance(error, HTTPException) and error.status_code < 500:
         return error.status_code, error.detail
     return 500, _INTERNAL
+
+
+def _size(bytes: int) -> str:
+    return f"{bytes >> 20} MiB" if bytes >= 1 << 20 else f"{bytes >> 10} KiB"
 
 
 def _for_people(error: Exception, message: str) -> str:

@@ -69,7 +69,13 @@ class LoginPages(Controller):
             case _:
                 return login_page(request, form.get("next", _HOME), _WRONG, status_code=401)
 
-    @post("/logout", status_code=200, media_type=MediaType.HTML, opt={"scope": "known", "audit": "own"})
+    @post(
+        "/logout",
+        status_code=200,
+        media_type=MediaType.HTML,
+        opt={"scope": "known", "audit": "own"},
+        request_max_body_size=_LARGEST_FORM,
+    )
     async def log_out(
         self, access: NamedDependency[Access], site: NamedDependency[Site], request: Request[Any, Any, Any]
     ) -> Response[str]:

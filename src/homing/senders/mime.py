@@ -252,7 +252,9 @@ def _phrase(name: str) -> Sequence[str]:
     return _encoded_words(name, first=_NAME_LIMIT)
 
 
+@lru_cache(maxsize=64)
 def _date_line(date: datetime) -> str:
+    """All mails of one claim have the same."""
     if date.tzinfo is not UTC:
         if date.tzinfo is None:
             raise Unassemblable("date", "it has no time zone")

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.apis import api_of
 from tests.jobs import JobBench, job_bench
 
 from homing.http.server import serving
@@ -40,7 +41,7 @@ class Api:
 async def api(database_url: str) -> AsyncIterator[Api]:
     async with (
         job_bench(database_url, jobs_backoff_base_seconds=40.0) as lane,
-        serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+        serving(api_of(lane.homing, lane.homing.jobs_part), "127.0.0.1", 0) as address,
         httpx.AsyncClient(base_url=address) as client,
     ):
         yield Api(lane, client)
@@ -242,7 +243,7 @@ async def test_without_a_broker_there_need_be_no_queues(api: Api) -> None:
 async def _with_broker(database_url: str, broker: str) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         job_bench(database_url, jobs_broker_url=broker) as lane,
-        serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+        serving(api_of(lane.homing, lane.homing.jobs_part), "127.0.0.1", 0) as address,
         httpx.AsyncClient(base_url=address) as client,
     ):
         yield client

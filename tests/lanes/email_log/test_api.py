@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.apis import api_of
 from tests.emails import EmailBench, email_bench
 
 from homing.http.server import serving
@@ -37,7 +38,7 @@ async def api(database_url: str) -> AsyncIterator[Api]:
     async with email_bench(database_url) as lane:
         api = Api(lane.homing, lane.log)
         async with (
-            serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+            serving(api_of(lane.homing, lane.homing.emails_part), "127.0.0.1", 0) as address,
             httpx.AsyncClient(base_url=address, timeout=30, follow_redirects=True) as api.client,
         ):
             yield api

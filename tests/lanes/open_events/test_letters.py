@@ -40,7 +40,7 @@ class Office:
         return self._templates.render("open-seat", {**VARIABLES, **links}, "en-US", "v1")
 
     def write(self, links: Any) -> Rendered | TemplateProblem:
-        found = self.letters.write("key", links, self.alone)
+        found = self.letters.write("key", VARIABLES, links, self.alone)
         if isinstance(found, TemplateProblem):
             return found
         self.shared += isinstance(found.text, Filled) and isinstance(found.html, Filled)

@@ -49,7 +49,7 @@ class Warned(Struct, frozen=True):
 class RouterPages(Controller):
     path = "/router"
     include_in_schema = False
-    opt: Mapping[str, Any] = {"scope": "router:read"}
+    opt: Mapping[str, Any] = {"scope": "router:read", "largest_form": _LARGEST_FORM}
     request_max_body_size = _LARGEST_FORM
 
     @get("/", media_type=MediaType.HTML)

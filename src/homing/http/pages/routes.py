@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from litestar import Router
+
 from homing.http.live import Piece, Streams
 from homing.http.pages.alerts import AlertPages
 from homing.http.pages.audit import AuditPages
@@ -20,7 +22,7 @@ from homing.http.pages.people import AccessPages
 from homing.http.pages.queues import QueuePages
 from homing.http.pages.reference import ReferencePage
 from homing.http.pages.router import RouterPages
-from homing.http.pages.shell import render_part
+from homing.http.pages.shell import LARGEST_FORM, render_part
 from homing.http.pages.subscriptions import SubscriptionPages
 from homing.http.pages.targets import TargetPages
 from homing.http.pages.theme import ThemeChoice
@@ -51,6 +53,11 @@ PAGES = (
     WorkerPages,
     RouterPages,
 )
+
+
+def page_router() -> Router:
+    """All of them, so that none forgets how much it reads."""
+    return Router("/", route_handlers=PAGES, request_max_body_size=LARGEST_FORM)
 
 
 def page_dependencies(telemetry: Telemetry, statistics: JobStatistics) -> dict[str, Any]:

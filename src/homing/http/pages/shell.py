@@ -73,6 +73,8 @@ RUN_TONES: Final = {
     "cancelled": "quiet",
     "failed": "bad",
 }
+#: Bytes of a form; 500 selected messages fit in.
+LARGEST_FORM: Final = 64 * 1024
 THEMES: Final = ("auto", "light", "dark")
 THEME_COOKIE: Final = "homing_theme"
 _FLASH_COOKIE: Final = "homing_flash"

@@ -10,12 +10,12 @@ import msgspec
 from homing.brokers.base import Broker, Publication, Queue
 from homing.db import Row, iso
 from homing.errors import SettingsError
-from homing.lanes.dispatch_jobs.job import NewJob, of_trace
+from homing.lanes.dispatch_jobs.job import OWN_SOURCE, NewJob, of_trace
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.tracing import Trace, read_trace
 
-SOURCE, TYPE = "homing", "homing.job.dead"
+SOURCE, TYPE = OWN_SOURCE, "homing.job.dead"
 #: Alerts to people, which are jobs too.
 ALERT_TYPE = "homing.alert"
 _MAX_RETRIES = 10

@@ -14,6 +14,8 @@ from homing.tracing import Trace
 STATES = ("PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "ERROR", "CANCELLED")
 #: Those that nobody has claimed and that have not ended.
 OPEN = ("PENDING", "FAILED")
+#: The source of what Homing sends by itself, dead letters and alerts, and nobody else's.
+OWN_SOURCE = "homing"
 
 
 class Job(Struct, frozen=True, gc=False):

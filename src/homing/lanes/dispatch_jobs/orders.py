@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from homing.db import iso
 from homing.errors import InvalidRequest, PayloadTooLarge
 from homing.lanes.dispatch_jobs.headers import is_ours
-from homing.lanes.dispatch_jobs.job import NewJob
+from homing.lanes.dispatch_jobs.job import OWN_SOURCE, NewJob
 from homing.lanes.dispatch_jobs.mistakes import CONTROL, read
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.dispatch_jobs.tsid import number_of
@@ -206,6 +206,11 @@ def _check_labels(request: JobRequest) -> None:
     for field, value in given:
         if value is not None:
             check_text(field, value)
+    if request.source == OWN_SOURCE:
+        raise InvalidRequest(
+            f"source: {OWN_SOURCE} is the source of Homing's own dead letters and alerts; take another name",
+            "source",
+        )
 
 
 def check_text(field: str, value: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from homing.db import Row
 from homing.senders.compose import StoredAttachment
+
+#: How the idempotency keys of alerts begin, and nobody else's. The table's triggers know it, too.
+ALERT_KEY: Final = "homing-alert:"
 
 
 class Mail(Struct, frozen=True, gc=False):

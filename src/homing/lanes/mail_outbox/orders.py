@@ -12,7 +12,7 @@ from msgspec import Struct
 from homing.db import iso
 from homing.engine.coalesce import Batched
 from homing.errors import InvalidRequest, NotAllowed
-from homing.lanes.mail_outbox.mail import NewMail
+from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, Ordered, new_token
 from homing.senders.compose import StoredAttachment
 from homing.senders.drafts import (
@@ -120,6 +120,7 @@ def order_of(request: MailRequest) -> NewMail:
     to, cc, bcc = (checked_recipients(name, getattr(request, name)) for name in ("to", "cc", "bcc"))
     if not (to or cc or bcc):
         raise InvalidRequest("to: a mail needs at least one recipient", "to")
+    _check_key(request.idempotencyKey)
     _check_content(request)
     return NewMail(
         token=new_token(),
@@ -144,6 +145,15 @@ def order_of(request: MailRequest) -> NewMail:
         send_at=_moment("sendAt", request.sendAt),
         urgent=request.urgent,
     )
+
+
+def _check_key(key: str | None) -> None:
+    # In small letters: SQLite's LIKE, by which the triggers know alerts, takes capitals for the same.
+    if key is not None and key.lower().startswith(ALERT_KEY):
+        raise InvalidRequest(
+            f"idempotencyKey: keys that begin with {ALERT_KEY} are those of Homing's own alerts",
+            "idempotencyKey",
+        )
 
 
 def _check_content(request: MailRequest) -> None:

@@ -187,20 +187,20 @@ class OpenEventsLane:
         problem = check(job)
         if problem is not None:
             return _unusable(problem)
-        rendered = self._rendered(job["template"], job["links"], job["locale"])
+        rendered = self._rendered(job["template"], job["links"], *self._jobs.shared(event, subscriber))
         if isinstance(rendered, TemplateProblem):
             return _unusable(rendered)
         return self._message(claim, job, rendered)
 
     def _rendered(
-        self, template: Mapping[str, Any], links: Mapping[str, str], locale: str
+        self, template: Mapping[str, Any], links: Mapping[str, str], locale: str, shared: Mapping[str, Any]
     ) -> Letter | Rendered | TemplateProblem:
-        id, version, variables = template["id"], template["version"], template["variables"]
-        shared = tuple(item for item in variables.items() if item[0] not in links)
+        id, version = template["id"], template["version"]
         return self._letters.write(
-            (id, version, locale, shared),
+            (id, version, locale),
+            shared,
             links,
-            lambda links: self._templates.render(id, {**variables, **links}, locale, version),
+            lambda links: self._templates.render(id, {**shared, **links}, locale, version),
         )
 
     def _message(

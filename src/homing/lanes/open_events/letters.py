@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 from markupsafe import escape
 from msgspec import Struct
@@ -54,16 +55,18 @@ class Letters:
     def __init__(self, monotonic: Monotonic = time.monotonic) -> None:
         self._monotonic = monotonic
         self._until = 0.0
-        self._letters: dict[Hashable, _Letter | None] = {}
+        #: With what they were made from: while it is kept, no other object has its number.
+        self._letters: dict[Hashable, tuple[Mapping[str, Any], _Letter | None]] = {}
 
     def write(
-        self, key: Hashable, links: Mapping[str, str], render: Render
+        self, template: Hashable, shared: Mapping[str, Any], links: Mapping[str, str], render: Render
     ) -> Letter | Rendered | TemplateProblem:
-        """What `render` would give for these links. Those who share a key share all other variables."""
+        """What `render` would give for these links; `shared` is the same object for all who get the same."""
         self._forget_the_old()
+        key = (template, id(shared))
         if key not in self._letters:
-            self._letters[key] = _cut(links, render)
-        letter = self._letters[key]
+            self._letters[key] = shared, _cut(links, render)
+        letter = self._letters[key][1]
         return render(links) if letter is None else _fill(letter, links)
 
     def _forget_the_old(self) -> None:

@@ -173,12 +173,16 @@ class Jobs:
         self._template_version = template_version
         self._time_zone = time_zone
 
+    def shared(self, event: OpenEvent, subscriber: Subscriber) -> tuple[str, Mapping[str, Any]]:
+        """The locale, and all variables but the links: the same object for all who get the same."""
+        locale = choose_locale(subscriber.locale, self._locales, self._default_locale)
+        window = read_preferences(subscriber.metadata).window
+        return locale, _variables(event, locale, (window.zone if window else None) or self._time_zone)
+
     def build(
         self, id: int, notification: Notification, event: OpenEvent, subscriber: Subscriber
     ) -> dict[str, Any]:
-        locale = choose_locale(subscriber.locale, self._locales, self._default_locale)
-        window = read_preferences(subscriber.metadata).window
-        zone = (window.zone if window else None) or self._time_zone
+        locale, variables = self.shared(event, subscriber)
         email = subscriber.contact_value or ""
         links = {
             "manageUrl": self._links.manage_url(notification.subscription_id, email),
@@ -195,7 +199,7 @@ class Jobs:
             "template": {
                 "id": OPEN_SEAT,
                 "version": self._template_version,
-                "variables": {**_variables(event, locale, zone), **links},
+                "variables": {**variables, **links},
             },
             "event": _event(event),
             "subscription": _subscription(subscriber),

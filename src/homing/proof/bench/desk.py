@@ -27,7 +27,7 @@ from homing.db import Database, Query
 from homing.errors import HomingError
 from homing.proof.bench.child import in_child
 from homing.proof.bench.desk_paths import EVERYBODY, paths_of
-from homing.proof.bench.desk_sample import fill
+from homing.proof.bench.desk_sample import INCIDENT, USUAL, fill
 from homing.proof.bench.measure import Budget, percentile
 from homing.proof.bench.sample_mails import settle_down
 from homing.proof.bench.servers import fresh_database, postgres
@@ -172,12 +172,12 @@ def machine() -> str:
 # ── in the data ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def make(url: str, messages: int) -> tuple[str, tuple[str, ...]]:
+async def make(url: str, messages: int, waiting: int = USUAL) -> tuple[str, tuple[str, ...]]:
     """Fill a database; what it calls itself, and what is asked of it."""
     homing = Homing(_settings(url), Telemetry())
     try:
         await homing.migrate()
-        await fill(homing.database, messages)
+        await fill(homing.database, messages, waiting)
         version = await _version(homing.database)
         paths = tuple(await paths_of(homing))
     finally:

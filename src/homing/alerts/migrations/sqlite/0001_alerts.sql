@@ -25,7 +25,8 @@ CREATE TABLE homing_alert (
     ways        TEXT NOT NULL CHECK (json_valid(ways)),
     handed_over BOOLEAN NOT NULL DEFAULT 0,
     mail_id     INTEGER,
-    job_id      INTEGER
+    job_id      INTEGER,
+    token       TEXT NOT NULL DEFAULT (lower(hex(randomblob(16))))
 );
 CREATE INDEX homing_alert_at ON homing_alert (at, id);
 CREATE INDEX homing_alert_waiting ON homing_alert (id) WHERE NOT handed_over;

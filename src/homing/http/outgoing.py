@@ -1,0 +1,30 @@
+"""What every answer carries, whoever gives it: a page, an error, a file.
+
+Litestar adds an application's headers only to what handlers return; what goes wrong is answered further out.
+So they are added where the answer leaves.
+"""
+
+from __future__ import annotations
+
+from litestar.types import Message, Scope
+
+#: Each by its name in lower case, as servers send them. An answer that says its own keeps that.
+_CARRIED: tuple[tuple[bytes, bytes], ...] = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"frame-src 'self'; form-action 'self'; frame-ancestors 'self'; base-uri 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    # Whoever sits down at this browser next must not go back to what was shown; a program asks anew.
+    (b"cache-control", b"no-store"),
+)
+
+
+async def guard_answer(message: Message, scope: Scope) -> None:  # noqa: ARG001 - Litestar's own form
+    if message["type"] != "http.response.start":
+        return
+    headers = list(message["headers"])
+    said = {name.lower() for name, _ in headers}
+    message["headers"] = [*headers, *(pair for pair in _CARRIED if pair[0] not in said)]
