@@ -15,10 +15,12 @@ START_CLOCK := begin=$$(date +%s)
 STOP_CLOCK = echo "make $@ took $$(( $$(date +%s) - begin )) s"
 
 export PYTHON
+# Where this is set, each of the hundreds of processes that tests start would compile Homing anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install run test check format bench bench-scale clauses config lock clean
+.PHONY: help install run test check format bench bench-scale clauses config pictures lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +72,10 @@ clauses: $(INSTALLED) ## print which tests prove which clause of docs/contracts.
 
 config: $(INSTALLED) ## write config.default.toml anew from the settings
 	@$(BIN)/python -c "from homing.settings import default_config; print(default_config(), end='')" > config.default.toml
+
+pictures: $(INSTALLED_DEV) ## take the pictures of docs/images anew, in Chromium
+	@$(BIN)/python scripts/pictures.py docs/images
+	@PYTHONPATH=. $(BIN)/python scripts/desk_pictures.py docs/images
 
 lock: ## pin the dependencies again (needs uv; ARGS=--upgrade takes the newest)
 	@scripts/lock.sh $(ARGS)

@@ -15,7 +15,7 @@ class Part(Protocol):
 
 
 def api_of(homing: Homing, *parts: Part) -> Litestar:
-    """All routes and pages together take a fifth of a second to build, which hundreds of tests can do without."""
+    """The whole takes a fifth of a second to build, and hundreds of tests ask for a few routes."""
     routes: list[Any] = []
     given = homing._health()
     for part in parts:

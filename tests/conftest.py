@@ -8,11 +8,14 @@ import shutil
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import pytest
 import uvloop
+from httpx._transports import default
 from hypothesis import settings
 from tests.lasting import LastingMongoDb
 from tests.order import begin_with_the_long_ones
@@ -45,6 +48,14 @@ settings.load_profile("ci" if IN_CI else "dev")
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
     """Tests run on the loop that the product runs on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """Every client of httpx reads all authorities of the system, in 20 ms, to ask a loopback address."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", cache(httpx.create_ssl_context))
+        yield
 
 
 # --- one run, its servers ----------------------------------------------------------------------

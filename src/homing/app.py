@@ -144,12 +144,6 @@ class Homing:
             self.ground,
             self.jobs_part,
             self.operations,
-            backlogs={
-                "mail_outbox": self.mail.backlog,
-                "dispatch_jobs": self.webhooks.backlog,
-                "email_log": self.email_send.backlog,
-                "open_events": self.notify.backlog,
-            },
             desk=lambda: self.desk,
             keeps_everything=not self.pruning,
         )

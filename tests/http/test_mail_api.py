@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from litestar import Litestar
 from tests.apis import api_of
 from tests.outbox import Bench, bench
 
@@ -26,15 +28,27 @@ class Api(Bench):
         return int((await self.sql("SELECT count(*) AS n FROM mail_outbox"))[0]["n"])
 
 
+@asynccontextmanager
+async def opened(lane: Bench, application: Litestar) -> AsyncIterator[Api]:
+    api = Api(lane.homing, lane.log)
+    async with (
+        serving(application, "127.0.0.1", 0) as address,
+        httpx.AsyncClient(base_url=address, timeout=30, follow_redirects=True) as api.client,
+    ):
+        yield api
+
+
 @pytest.fixture
 async def api(database_url: str) -> AsyncIterator[Api]:
-    async with bench(database_url) as lane:
-        api = Api(lane.homing, lane.log)
-        async with (
-            serving(api_of(lane.homing, lane.homing.mails_part), "127.0.0.1", 0) as address,
-            httpx.AsyncClient(base_url=address, timeout=30, follow_redirects=True) as api.client,
-        ):
-            yield api
+    async with bench(database_url) as lane, opened(lane, api_of(lane.homing, lane.homing.mails_part)) as api:
+        yield api
+
+
+@pytest.fixture
+async def whole(database_url: str) -> AsyncIterator[Api]:
+    """With the pages, and what the other lanes offer."""
+    async with bench(database_url) as lane, opened(lane, lane.homing.asgi()) as api:
+        yield api
 
 
 async def test_a_mail_is_put_in_and_delivered(api: Api) -> None:
@@ -279,8 +293,8 @@ async def test_a_mail_that_does_not_exist(api: Api, id: str) -> None:
         assert response.json()["error"]["code"] == "NOT_FOUND"
 
 
-async def test_health_metrics_docs_and_pages(api: Api) -> None:
-    get = api.client.get
+async def test_health_metrics_docs_and_pages(whole: Api) -> None:
+    get = whole.client.get
     assert (await get("/health/live")).json() == {"status": "ok"}
     assert (await get("/health/ready")).json() == {"status": "ok"}
     assert "homing_attempts_total" in (await get("/metrics")).text
@@ -290,7 +304,7 @@ async def test_health_metrics_docs_and_pages(api: Api) -> None:
     docs = (await get("/docs")).text
     assert "/internal/dispatch" in docs
     assert "idempotencyKey" in docs
-    assert "http://" not in docs.replace(str(api.client.base_url), "")
+    assert "http://" not in docs.replace(str(whole.client.base_url), "")
     page = await get("/")
     assert page.status_code == 200
     assert "No mail yet" in page.text
@@ -329,11 +343,11 @@ async def test_a_foreign_name_that_points_here_can_read_nothing(api: Api) -> Non
     assert (await api.client.get("/api/mail", headers={"sec-fetch-site": "cross-site"})).status_code == 200
 
 
-async def test_odd_rows_and_odd_numbers_are_no_500(api: Api) -> None:
+async def test_odd_rows_and_odd_numbers_are_no_500(whole: Api) -> None:
     for files in ("[1]", "null", '[{"name": "x"}]', "{}"):
-        (id,) = await api.insert(attachments=files)
-        assert (await api.client.get(f"/api/mail/{id}")).status_code == 200, files
-    assert (await api.client.get(f"/caught/{10**20}")).status_code == 404
+        (id,) = await whole.insert(attachments=files)
+        assert (await whole.client.get(f"/api/mail/{id}")).status_code == 200, files
+    assert (await whole.client.get(f"/caught/{10**20}")).status_code == 404
 
 
 async def test_not_ready_without_tables(api: Api) -> None:
@@ -343,8 +357,8 @@ async def test_not_ready_without_tables(api: Api) -> None:
     assert "homing migrate" in response.json()["reason"]
 
 
-async def test_a_page_shows_names_as_text(api: Api) -> None:
-    await api.post({**MAIL, "subject": "<script>alert(1)</script>"})
-    page = (await api.client.get("/")).text
+async def test_a_page_shows_names_as_text(whole: Api) -> None:
+    await whole.post({**MAIL, "subject": "<script>alert(1)</script>"})
+    page = (await whole.client.get("/messages")).text
     assert "<script>" not in page
     assert "&lt;script&gt;" in page

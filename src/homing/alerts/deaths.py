@@ -9,17 +9,24 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from homing.alerts.store import AlertStore, Deaths
 from homing.db import Database, load_queries
+from homing.engine.likeness import code_like
+from homing.errors import Refused
+from homing.senders.addresses import CONTROL
 
 #: So many are counted in one step, and so many steps are made in one round.
 _BATCH, _STEPS = 5000, 20
 #: Of a lane that notes no deaths, so many of the newest dead are looked at.
 _NEWEST = 1000
 UNCLASSIFIED = "unclassified"
-
-_encode = msgspec.json.Encoder().encode
+#: Of a lane so many words are told apart, whatever other programs write; all others go by one.
+_MOST_WORDS = 50
+VARIOUS = "various"
+#: It is part of a key, of a subject and of a command.
+_LONGEST_WORD = 100
 
 
 class Feed(Protocol):
@@ -47,8 +54,16 @@ class NotedDeaths:
         queries = [self._queries["mark_deaths"], self._queries["marked_deaths"]]
         _, rows = await self._database.fetch_all(queries, given)
         for batch, group in groupby(rows, key=lambda row: str(row["batch"])):
-            await self._store.count_deaths(batch, [self._deaths(row) for row in group])
+            await self._count(batch, [self._deaths(row) for row in group])
             await self._database.fetch(self._queries["drop_deaths"], {"batch": batch})
+
+    async def _count(self, batch: str, deaths: Sequence[Deaths]) -> None:
+        open_causes = await self._store.open_dead(self._lane)
+        try:
+            await self._store.count_deaths(batch, bounded(self._lane, deaths, open_causes))
+        except Refused:
+            # A word that we cannot write down must not hold up all that die after it.
+            await self._store.count_deaths(batch, [together(self._lane, deaths, UNCLASSIFIED)])
 
     def _deaths(self, row: Any) -> Deaths:
         return deaths_of(self._lane, row["error"], row["count"], self._name_of(row["example"]))
@@ -72,7 +87,15 @@ class FoundDeaths:
             return
         fresh = [row for key, row in found.items() if key not in known.keys]
         if fresh or len(found) != len(known.keys):
-            await self._store.note_seen(self._lane, known.revision, list(found), self._deaths(fresh))
+            await self._note(known.revision, list(found), self._deaths(fresh))
+
+    async def _note(self, revision: int, keys: Sequence[str], deaths: Sequence[Deaths]) -> None:
+        open_causes = await self._store.open_dead(self._lane)
+        try:
+            await self._store.note_seen(self._lane, revision, keys, bounded(self._lane, deaths, open_causes))
+        except Refused:
+            unclassified = [together(self._lane, deaths, UNCLASSIFIED)] if deaths else []
+            await self._store.note_seen(self._lane, revision, keys, unclassified)
 
     def _deaths(self, rows: Sequence[Any]) -> list[Deaths]:
         codes = {row["id"]: _code(row["error"]) for row in rows}
@@ -84,8 +107,34 @@ class FoundDeaths:
 
 
 def deaths_of(lane: str, error: str | None, count: int, example: str) -> Deaths:
-    word = error or UNCLASSIFIED
+    word = word_of(error)
     return Deaths(f"dead:{lane}:{word}", {"lane": lane, "error": word, "example": example}, count)
+
+
+def word_of(error: str | None) -> str:
+    """A short line, which is the same for errors that say the same; a number alone is a word, too."""
+    line = " ".join(CONTROL.sub(" ", error or "").split())
+    like = code_like(line)
+    told = like if any(sign.isalnum() for sign in like) else line
+    return told[:_LONGEST_WORD].rstrip() or UNCLASSIFIED
+
+
+def bounded(lane: str, deaths: Sequence[Deaths], open_causes: frozenset[str]) -> list[Deaths]:
+    """One for each cause; beyond so many causes, open ones included, the rest together."""
+    room = _MOST_WORDS - len(open_causes)
+    counted: dict[str, Deaths] = {}
+    for given in deaths:
+        is_fresh = given.cause not in open_causes and given.cause not in counted
+        one = together(lane, [given], VARIOUS) if is_fresh and room <= 0 else given
+        room -= is_fresh
+        before = counted.get(one.cause)
+        counted[one.cause] = one if before is None else replace(one, count=one.count + before.count)
+    return list(counted.values())
+
+
+def together(lane: str, deaths: Sequence[Deaths], word: str) -> Deaths:
+    count, example = sum(one.count for one in deaths), deaths[-1].facts["example"]
+    return deaths_of(lane, word, count, example)
 
 
 def _code(error: str | None) -> str:

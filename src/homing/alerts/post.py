@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +27,9 @@ from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, new_token
 from homing.senders.templates import Rendered, Templates
 from homing.telemetry import Telemetry
+
+#: The id of the message that an alert became; None where it could not become one; or its key is another's.
+Became = int | Literal["taken"] | None
 
 TEMPLATE: Final = "alert"
 PACKAGED_TEMPLATES = Path(__file__).with_name("templates")
@@ -94,8 +97,6 @@ class Post:
         for one in waiting:
             try:
                 await self._hand_over(one)
-            except Refused as error:
-                self._telemetry.log.error("alert.refused", id=one.alert.id, error=str(error))
             except DatabaseError:
                 raise
             except Exception as bug:  # noqa: BLE001 - one that cannot be written must not hold up the others
@@ -105,11 +106,11 @@ class Post:
     async def _hand_over(self, one: Waiting) -> None:
         alert = one.alert
         placed = await self._place(one, one.ways)
-        if None in placed.values():
+        if not all(isinstance(became, int) for became in placed.values()):
             # It did not go by a way that it was to go: by the others, then.
             placed |= await self._place(one, [way for way in self.ways.all if way not in placed])
-        went = {way: id for way, id in placed.items() if id is not None}
-        if self.ways.all and placed and not went:
+        went = {way: became for way, became in placed.items() if isinstance(became, int)}
+        if not went and "taken" in placed.values():
             await self._store.renew_token(alert.id)
             return
         await self._store.hand_over(alert.id, went.get("mail"), went.get("webhook"))
@@ -118,31 +119,35 @@ class Post:
             id=alert.id, cause=alert.cause, kind=alert.kind, raised=alert.event, ways=list(went),
         )  # fmt: skip
 
-    async def _place(self, one: Waiting, ways: Sequence[Way]) -> dict[Way, int | None]:
-        """By each way the id of the message that it became there; None where it became none."""
+    async def _place(self, one: Waiting, ways: Sequence[Way]) -> dict[Way, Became]:
         words = words_of(one.alert.kind, one.alert.event, one.alert.facts)
-        become = {"mail": self._mail, "webhook": self._webhook}
-        return {way: await become[way](one, words) for way in ways}
+        return {way: await self._become(way, one, words) for way in ways}
 
-    def _is_ours(self, one: Waiting, lane: str, row: Row | None) -> bool:
-        """What lies under the key of an alert has to be that alert: another may have been there first."""
+    async def _become(self, way: Way, one: Waiting, words: Words) -> Became:
+        try:
+            return await (self._mail(one, words) if way == "mail" else self._webhook(one, words))
+        except Refused as error:
+            # To try it again would change nothing: it is on the page, and goes by the other way.
+            self._telemetry.log.warning("alert.refused", id=one.alert.id, way=way, error=str(error))
+            return None
+
+    def _known_again(self, one: Waiting, way: Way, row: Row | None) -> Became:
+        """After a crash our message is there already; but another may have been there first."""
         if row is not None and row["fingerprint"] == _mark(one):
-            return True
-        self._telemetry.log.error("alert.key_taken", id=one.alert.id, lane=lane)
-        return False
+            return int(row["id"])
+        self._telemetry.log.error("alert.key_taken", id=one.alert.id, way=way)
+        return "taken"
 
     # ── by mail ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _mail(self, one: Waiting, words: Words) -> int | None:
+    async def _mail(self, one: Waiting, words: Words) -> Became:
         if self.ways.mail_to is None:
             return None
         (ordered,) = await self._outbox.enqueue([self._new_mail(one, words, self.ways.mail_to)])
         if ordered.verdict == "created":
             self._telemetry.enqueued("mail_outbox", 1)
             return ordered.id
-        # After a crash in between it is there already.
-        is_ours = self._is_ours(one, "mail_outbox", await self._outbox.get(ordered.id))
-        return ordered.id if is_ours else None
+        return self._known_again(one, "mail", await self._outbox.get(ordered.id))
 
     def _new_mail(self, one: Waiting, words: Words, mail_to: str) -> NewMail:
         alert = one.alert
@@ -186,15 +191,14 @@ class Post:
 
     # ── by webhook ───────────────────────────────────────────────────────────────────────────────
 
-    async def _webhook(self, one: Waiting, words: Words) -> int | None:
+    async def _webhook(self, one: Waiting, words: Words) -> Became:
         if self.ways.webhook is None:
             return None
         (ordered,) = await self._jobs.enqueue([self._new_job(one, words, self.ways.webhook)])
         if ordered.verdict == "created":
             self._telemetry.enqueued("dispatch_jobs", 1)
             return ordered.id
-        is_ours = self._is_ours(one, "dispatch_jobs", await self._jobs.get(ordered.id))
-        return ordered.id if is_ours else None
+        return self._known_again(one, "webhook", await self._jobs.get(ordered.id))
 
     def _new_job(self, one: Waiting, words: Words, webhook: Webhook) -> NewJob:
         alert = one.alert
@@ -234,7 +238,3 @@ def _key(one: Waiting) -> str:
 def _mark(one: Waiting) -> str:
     """By which we know our own again, though the words may be others by then."""
     return hashlib.sha256(_key(one).encode()).hexdigest()
-
-
-def ways_in_words(ways: Sequence[str]) -> str:
-    return " and ".join(ways) or "the page only"

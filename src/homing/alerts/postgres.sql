@@ -32,6 +32,10 @@ WHERE cause = ANY (ARRAY(SELECT json_array_elements_text(:causes::json)))
 -- name: now
 SELECT now() AS now, (SELECT count(*) FROM homing_alert WHERE at > now() - interval '1 hour' AND event <> 'test') AS told
 
+-- name: open_dead
+SELECT cause FROM homing_alert_cause
+WHERE (state <> 'quiet' OR pending > 0) AND kind = 'dead' AND starts_with(cause, :prefix)
+
 -- name: count_deaths
 -- A batch counts once, however often somebody comes with it.
 WITH fresh AS (
@@ -111,12 +115,13 @@ SELECT {cause} FROM homing_alert_cause WHERE state = 'firing' ORDER BY since LIM
 SELECT {cause} FROM homing_alert_cause WHERE silenced_until > now() ORDER BY cause LIMIT :limit
 
 -- name: forget
--- What is long past: alerts after ninety days, and what has been quiet for thirty.
+-- What is long past: alerts after ninety days, and what has been quiet for thirty. The words of dead letters are other
+-- programs', and may be as many as there are messages: after a day.
 WITH batches AS (
     DELETE FROM homing_alert_batch WHERE at < now() - interval '7 days'
 ), causes AS (
     DELETE FROM homing_alert_cause
-    WHERE state = 'quiet' AND pending = 0 AND updated_at < now() - interval '30 days'
+    WHERE state = 'quiet' AND pending = 0 AND updated_at < now() - CASE kind WHEN 'dead' THEN interval '1 day' ELSE interval '30 days' END
       AND coalesce(silenced_until < now(), true)
 )
 DELETE FROM homing_alert WHERE at < now() - interval '90 days' AND handed_over RETURNING id

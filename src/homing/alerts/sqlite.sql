@@ -41,6 +41,10 @@ SELECT {now} AS now,
     (SELECT count(*) FROM homing_alert
      WHERE at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 hour') AND event <> 'test') AS told
 
+-- name: open_dead
+SELECT cause FROM homing_alert_cause
+WHERE (state <> 'quiet' OR pending > 0) AND kind = 'dead' AND substr(cause, 1, length(:prefix)) = :prefix
+
 -- name: count_deaths
 INSERT INTO homing_alert_cause (cause, kind, facts, pending, state)
 SELECT json_extract(d.value, '$.cause'), 'dead', json_extract(d.value, '$.facts'), json_extract(d.value, '$.count'), 'firing'
@@ -114,6 +118,7 @@ SELECT {cause} FROM homing_alert_cause WHERE silenced_until > {now} ORDER BY cau
 -- name: forget
 DELETE FROM homing_alert_batch WHERE at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-7 days');
 DELETE FROM homing_alert_cause
-WHERE state = 'quiet' AND pending = 0 AND updated_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-30 days')
+WHERE state = 'quiet' AND pending = 0
+  AND updated_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', CASE kind WHEN 'dead' THEN '-1 day' ELSE '-30 days' END)
   AND (silenced_until IS NULL OR silenced_until < {now});
 DELETE FROM homing_alert WHERE at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-90 days') AND handed_over RETURNING id

@@ -81,6 +81,10 @@ class AlertStore:
         rows = await self.run("causes", causes=_encode(others).decode())
         return {row["cause"]: cause_of(row) for row in rows}
 
+    async def open_dead(self, lane: str) -> frozenset[str]:
+        """Of what messages of a lane die these days."""
+        return frozenset(row["cause"] for row in await self.run("open_dead", prefix=f"dead:{lane}:"))
+
     async def count_deaths(self, batch: str, deaths: Sequence[Deaths]) -> None:
         await self.run("count_deaths", batch=batch, deaths=_encode(deaths).decode())
 

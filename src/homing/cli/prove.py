@@ -261,6 +261,10 @@ def desk(
     in_file: Annotated[
         int, typer.Option("--in-file", min=0, help="In all lanes, on SQLite; 0 leaves it out.")
     ] = 1_000_000,
+    waiting: Annotated[
+        list[int] | None,
+        typer.Option("--waiting", min=0, max=100, help="Percent that wait; 1 and 50, in turns, unless said."),
+    ] = None,
     requests: Annotated[int, typer.Option("--requests", min=1, help="For each page.")] = 40,
     postgres_url: PostgresUrl = None,
     json: Json = False,
@@ -269,8 +273,9 @@ def desk(
     from homing.proof.bench import desk as bench
     from homing.proof.bench import show
 
-    with _steps(3 * ((messages > 0) + (in_file > 0))) as step:
-        plan = bench.DeskPlan(messages, in_file, requests)
+    shapes = tuple(waiting or bench.SHAPES)
+    with _steps(3 * len(shapes) * ((messages > 0) + (in_file > 0))) as step:
+        plan = bench.DeskPlan(messages, in_file, shapes, requests)
         _report(bench.desk(plan, step, postgres_url=postgres_url), show.desk_table, json=json)
 
 

@@ -21,6 +21,10 @@ class Snapshot(Struct, frozen=True):
     counts: Mapping[str, int]
     #: For how many seconds the first in the queue has been due.
     oldest_due: float
+    #: For how many seconds the counts have been known.
+    age: float = 0.0
+    #: States that have more than is told: they are still being counted.
+    at_least: frozenset[str] = frozenset()
 
 
 class Counted(Protocol):

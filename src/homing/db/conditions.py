@@ -14,6 +14,9 @@ from homing.db.queries import Dialect
 #: The error of those that have none, though they failed.
 UNCLASSIFIED: Final = "unclassified"
 
+#: Of a class or code that another program wrote, so much is told apart: longer ones are texts.
+LONGEST_CODE: Final = 80
+
 _NEVER = datetime.fromtimestamp(0, UTC)
 
 
@@ -65,6 +68,15 @@ def either(*some: Conditions) -> Conditions:
     texts = [" AND ".join(one.texts) for one in some]
     values = {name: value for one in some for name, value in one.values.items()}
     return Conditions((f"({' OR '.join(f'({text})' for text in texts)})",), values)
+
+
+def has_code(code: str, codes: Sequence[str]) -> Conditions:
+    """The code, an expression, is one of these, to the letter; cut to what is told apart."""
+    if not codes:
+        return Conditions()
+    values = {f"code{number}": one for number, one in enumerate(codes)}
+    listed = ", ".join(f":{name}" for name in values)
+    return Conditions((f"substr({code}, 1, {LONGEST_CODE}) IN ({listed})",), values)
 
 
 def every_word(dialect: Dialect, columns: Sequence[str], words: Sequence[str]) -> Conditions:

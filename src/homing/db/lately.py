@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, ParamSpec, TypeVar
 
+from msgspec import Struct
+
 from homing.engine.model import Monotonic
 
 Given = ParamSpec("Given")
@@ -15,6 +17,13 @@ Answer = TypeVar("Answer")
 #: Who looks again while an answer that takes more seconds than this is made gets the last one.
 _LONGEST_WAIT = 0.05
 _OLDEST_ANSWER = 60.0
+
+
+class Known(Struct, Generic[Answer], frozen=True):
+    """The last answer, and for how many seconds it has been known."""
+
+    answer: Answer
+    age: float
 
 
 class Lately(Generic[Given, Answer]):
@@ -40,16 +49,41 @@ class Lately(Generic[Given, Answer]):
         self._asking: asyncio.Task[Answer] | None = None
 
     async def __call__(self, *given: Given.args, **named: Given.kwargs) -> Answer:
-        now = self._monotonic()
-        if self._last is not None and now < self._next:
+        if self._last is not None and self._monotonic() < self._next:
             return self._last[0]
+        asking = self._under_way(*given, **named)
+        if self._last is not None and self._serves_meanwhile:
+            return self._last[0]
+        # Shielded: whoever gives up waiting must not end the wait of the others.
+        return await asyncio.shield(asking)
+
+    async def at_hand(
+        self, patience: float, *given: Given.args, **named: Given.kwargs
+    ) -> Known[Answer] | None:
+        """For who cannot wait: a new answer if it comes within so many seconds, else the last, however old.
+
+        None: there was none yet. The new one is made all the same, for the next who asks.
+        """
+        if self._last is None or self._monotonic() >= self._next:
+            asking = self._under_way(*given, **named)
+            await asyncio.wait({asking}, timeout=0.0 if self._serves_meanwhile else patience)
+            if asking.done():
+                asking.result()
+        if self._last is None:
+            return None
+        return Known(self._last[0], self._monotonic() - self._asked_at)
+
+    @property
+    def _serves_meanwhile(self) -> bool:
+        """Whether the last answer will do while a new one is made: that takes its time, and it is not old."""
+        is_young = self._monotonic() - self._asked_at < self._oldest
+        return self._last is not None and self._took > _LONGEST_WAIT and is_young
+
+    def _under_way(self, *given: Given.args, **named: Given.kwargs) -> asyncio.Task[Answer]:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._asked(*given, **named))
             self._asking.add_done_callback(_look_at)
-        if self._last is not None and self._took > _LONGEST_WAIT and now - self._asked_at < self._oldest:
-            return self._last[0]
-        # Shielded: whoever gives up waiting must not end the wait of the others.
-        return await asyncio.shield(self._asking)
+        return self._asking
 
     async def _asked(self, *given: Given.args, **named: Given.kwargs) -> Answer:
         began = self._monotonic()

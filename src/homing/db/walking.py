@@ -130,6 +130,14 @@ def walk_of(
     return Walk(database, table, Stream(keys), also + Conditions((), others.values), newest_first)
 
 
+def counted_up_to(table: Table, conditions: Sequence[str], most: int, dialect: Dialect) -> Query:
+    """How many rows there are by conditions that exclude each other; no more than `most` are read."""
+    parts = [select("1 AS one", table.source, (condition,), limit=most) for condition in conditions]
+    together = " UNION ALL ".join(select("*", f"({part}) AS o") for part in parts)
+    few = select("*", f"({together}) AS o", limit=most)
+    return _query(select("count(*) AS count", f"({few}) AS o"), dialect)
+
+
 @lru_cache(maxsize=1024)
 def _query(text: str, dialect: Dialect) -> Query:
     return next(parse_queries(f"-- name: walk\n{text}", dialect))

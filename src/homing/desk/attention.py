@@ -54,7 +54,8 @@ def attention(signs: Signs) -> tuple[Attention, ...]:
 
 def _of_lane(lane: LaneView, signs: Signs) -> Iterable[Attention]:
     waiting, things = lane.phases["waiting"], _THINGS[lane.lane][1]
-    wait = f"{waiting:,} {things} wait, the oldest for {_span(lane.oldest_due)}"
+    more = "+" if "waiting" in lane.at_least else ""
+    wait = f"{waiting:,}{more} {things} wait, the oldest for {_span(lane.oldest_due)}"
     if lane.lane in signs.paused:
         by = signs.paused[lane.lane]
         yield Attention("paused", "soon", f"{things.capitalize()} are paused", f"by {by}; {wait}", "/workers")

@@ -34,9 +34,9 @@ PARTICIPLES: Final[Mapping[Verb, str]] = {
     "send_now": "sent now",
 }
 #: Of each lane so many are counted, within about so many seconds; beyond that the total says "at least".
-#: A run has more time than somebody who looks at a page.
-_FOR_A_LOOK: Final = (100_000, 0.15)
-_FOR_A_RUN: Final = (1_000_000, 3.0)
+#: A run has more time than somebody who looks at a page: what an index tells it counts to the last.
+_FOR_A_LOOK: Final = (100_000, 0.1)
+_FOR_A_RUN: Final = (1_000_000_000, 3.0)
 #: Of whoever does something here, beside the scopes of the lanes.
 _DESK = "desk:read"
 _OPEN_STATES = frozenset({"counting", "running"})
@@ -280,9 +280,21 @@ class BulkRuns:
             raise NotFound(f"there is no bulk run {id}")
         return run
 
-    async def page(self, *, before: int | None = None, limit: int = 20) -> list[BulkRun]:
-        """Newest first; `before` is the id that the last page ended with."""
-        rows = await self.run("page", before=_LAST if before is None else before, limit=limit)
+    async def readable(self, id: int, may: May) -> BulkRun:
+        """The line of a run may name addresses: it is for who may read all its lanes."""
+        run = await self.existing(id)
+        for name in run.lanes:
+            if not may(needed := f"{self.lanes[name].scope}:read"):
+                raise Forbidden(f"this run is about {name}, which needs the scope {needed}")
+        return run
+
+    async def page(
+        self, *, before: int | None = None, limit: int = 20, may: May = lambda _scope: True
+    ) -> list[BulkRun]:
+        """Newest first, those that one may read; `before` is the id that the last page ended with."""
+        hidden = [name for name, lane in self.lanes.items() if not may(f"{lane.scope}:read")]
+        given = {"before": _LAST if before is None else before, "hidden": _encode(hidden).decode()}
+        rows = await self.run("page", **given, limit=limit)
         return [run_of(row) for row in rows]
 
 

@@ -16,7 +16,13 @@ RETURNING {run}
 SELECT {run} FROM homing_bulk_run WHERE id = :id
 
 -- name: page
-SELECT {run} FROM homing_bulk_run WHERE id < :before ORDER BY id DESC LIMIT :limit
+-- Not those with a lane that is hidden from whoever asks.
+SELECT {run} FROM homing_bulk_run
+WHERE id < :before AND NOT EXISTS (
+    SELECT 1 FROM json_array_elements_text(lanes) AS its (lane)
+    JOIN json_array_elements_text(:hidden::text::json) AS hidden (lane) USING (lane)
+)
+ORDER BY id DESC LIMIT :limit
 
 -- name: cancel
 -- Whoever works on it sees it after the batch that is under way, and writes down what that did.

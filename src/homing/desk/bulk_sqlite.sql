@@ -22,7 +22,12 @@ RETURNING {run}
 SELECT {run} FROM homing_bulk_run WHERE id = :id
 
 -- name: page
-SELECT {run} FROM homing_bulk_run WHERE id < :before ORDER BY id DESC LIMIT :limit
+-- Not those with a lane that is hidden from whoever asks.
+SELECT {run} FROM homing_bulk_run
+WHERE id < :before AND NOT EXISTS (
+    SELECT 1 FROM json_each(lanes) AS its JOIN json_each(:hidden) AS hidden ON its.value = hidden.value
+)
+ORDER BY id DESC LIMIT :limit
 
 -- name: cancel
 -- Whoever works on it sees it after the batch that is under way, and writes down what that did.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -53,6 +53,11 @@ __all__ = [
 
 Answer = TypeVar("Answer")
 Ask: TypeAlias = Callable[[], Awaitable[Answer]]
+#: Whether somebody has a scope.
+May: TypeAlias = Callable[[str], bool]
+
+#: That of the page that shows queues.
+QUEUES_SCOPE: Final = "router:read"
 
 #: How long the steps of a chart are.
 STEPS: Final[Mapping[Hours, timedelta]] = {3: timedelta(minutes=5), 24: timedelta(minutes=30)}
@@ -65,7 +70,7 @@ _OLDEST = 10.0
 _PATIENCE = 4.0
 #: To group dead letters reads thousands of rows: it is done beside the page, and only now and then.
 _GROUPED_FOR, _SHARE_FOR_GROUPING, _OLDEST_GROUPS = 10.0, 0.05, 600.0
-_PATIENCE_WITH_GROUPS = 0.5
+_PATIENCE_WITH_GROUPS = 0.1
 _HOUR = timedelta(hours=1)
 
 
@@ -73,6 +78,10 @@ class Looked(Protocol):
     """A lane's backlog."""
 
     async def look(self) -> Snapshot: ...
+
+
+def _everything(_scope: str) -> bool:
+    return True
 
 
 async def _nothing() -> Sequence[Any]:
@@ -101,6 +110,8 @@ class Sources:
     paused: Ask[Mapping[str, str]] = _none_paused
     queues: Ask[Sequence[QueueDepth]] = _nothing
     keeps_everything: bool = False
+    #: Of each lane, how its scopes begin.
+    scopes: Mapping[LaneName, str] = field(default_factory=dict)
 
 
 class Overview:
@@ -117,16 +128,34 @@ class Overview:
             for hours in STEPS
         }
 
-    async def look(self, now: datetime, hours: Hours = 3) -> OverviewView:
-        return await self._lately[hours](now)
+    async def look(self, now: datetime, hours: Hours = 3, *, may: May = _everything) -> OverviewView:
+        """What whoever asks may see: everybody is asked for all, and each gets their own of it."""
+        all_signs, notes = await self._lately[hours](now)
+        signs = self._seen(all_signs, may)
+        return OverviewView(signs.now, hours, tuple(signs.lanes), attention(signs), notes)
 
-    async def _ask(self, hours: Hours, now: datetime) -> OverviewView:
+    def _seen(self, signs: Signs, may: May) -> Signs:
+        hidden = {lane for lane, scope in self._sources.scopes.items() if not may(f"{scope}:read")}
+        return replace(
+            signs,
+            lanes=[one for one in signs.lanes if one.lane not in hidden],
+            dead=[group for group in signs.dead if group.lane not in hidden],
+            targets=() if "dispatch_jobs" in hidden else signs.targets,
+            queues=signs.queues if may(QUEUES_SCOPE) else (),
+        )
+
+    async def _ask(self, hours: Hours, now: datetime) -> tuple[Signs, tuple[str, ...]]:
         asked = _Asked()
         signs, lanes = await asyncio.gather(self._signs(asked, now), self._lanes(asked, now, hours))
         # After all others: SQLite answers one question after the other, and this is the longest.
-        dead = await asked("the dead letters", self._dead, (), patience=_PATIENCE_WITH_GROUPS)
-        signs = replace(signs, lanes=lanes, dead=dead)
-        return OverviewView(now, hours, lanes, attention(signs), tuple(asked.notes))
+        dead = await asked("the dead letters", self._dead_letters, ())
+        return replace(signs, lanes=lanes, dead=dead), tuple(asked.notes)
+
+    async def _dead_letters(self) -> Sequence[DeadGroup]:
+        known = await self._dead.at_hand(_PATIENCE_WITH_GROUPS)
+        if known is None:
+            raise TimeoutError
+        return known.answer
 
     async def _signs(self, asked: _Asked, now: datetime) -> Signs:
         sources = self._sources
@@ -159,13 +188,17 @@ class Overview:
     def _lane(
         self, lane: LaneName, snapshot: Snapshot | None, hour: Totals, series: tuple[Point, ...]
     ) -> LaneView:
-        counts = snapshot.counts if snapshot is not None else {}
+        known = snapshot or Snapshot({}, 0.0)
         of_state = self._sources.phases[lane]
         phases = {
-            phase: sum(count for state, count in counts.items() if of_state.get(state) == phase)
+            phase: sum(count for state, count in known.counts.items() if of_state.get(state) == phase)
             for phase in PHASES
         }
-        return LaneView(lane, counts, phases, snapshot.oldest_due if snapshot else 0.0, tempo(hour), series)
+        at_least = {*known.at_least, *(of_state[state] for state in known.at_least if state in of_state)}
+        return LaneView(
+            lane, known.counts, phases, known.oldest_due, tempo(hour), series, known.age,
+            tuple(sorted(at_least)),
+        )  # fmt: skip
 
 
 def tempo(hour: Totals) -> Tempo:
@@ -208,11 +241,9 @@ class _Asked:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    async def __call__(
-        self, what: str, ask: Ask[Answer], otherwise: Any, *, patience: float = _PATIENCE
-    ) -> Any:
+    async def __call__(self, what: str, ask: Ask[Answer], otherwise: Any) -> Any:
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(_PATIENCE):
                 return await ask()
         except (DatabaseError, TimeoutError):
             self.notes.append(f"{what[0].upper()}{what[1:]} could not be asked for just now.")

@@ -51,6 +51,10 @@ class LaneView(Struct, frozen=True, rename="camel"):
     hour: Tempo
     #: From the oldest to the newest, without gaps.
     series: tuple[Point, ...]
+    #: For how many seconds the counts have been known.
+    age: float = 0.0
+    #: States and phases that have more than is told: they are still being counted.
+    at_least: tuple[str, ...] = ()
 
 
 class Attention(Struct, frozen=True):

@@ -16,10 +16,10 @@ from homing.desk.bulk import PARTICIPLES, Asker, BulkRuns
 from homing.desk.bulk_view import BulkView, CountView, bulk_view, count_view
 from homing.desk.desk import Desk
 from homing.errors import Forbidden, InvalidRequest, NotAllowed, NotFound
+from homing.http.numbers import page_before, row_id
 from homing.messages.model import Verb
 
 _MOST_LISTED = 100
-_LARGEST_ID = 2**63 - 1
 
 _DESCRIPTIONS = {
     400: "Something is wrong with the request; the message says what, and how to mend it",
@@ -85,15 +85,17 @@ class BulkApi(Controller):
     @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"}, responses=_errors(400, 401, 403))
     async def list(
         self,
+        request: Request[Any, Any, Any],
         bulk_runs: NamedDependency[BulkRuns],
         before: FromQuery[int | None] = None,
         limit: FromQuery[int] = 20,
     ) -> BulkPage:
+        """Those whose lanes the key may all read."""
         if not 1 <= limit <= _MOST_LISTED:
             raise InvalidRequest(f"limit must be from 1 to {_MOST_LISTED}", "limit")
-        if before is not None and not 0 <= before <= _LARGEST_ID:
-            raise InvalidRequest("before is the id that the last page ended with", "before")
-        items = [bulk_view(run) for run in await bulk_runs.page(before=before, limit=limit)]
+        may = asker_of(request).may
+        runs = await bulk_runs.page(before=page_before(before), limit=limit, may=may)
+        items = [bulk_view(run) for run in runs]
         return BulkPage(items, items[-1].id if len(items) == limit else None)
 
     @get(
@@ -102,8 +104,10 @@ class BulkApi(Controller):
         opt={"scope": "desk:read"},
         responses=_errors(400, 401, 403, 404),
     )
-    async def get(self, bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]) -> BulkView:
-        return bulk_view(await bulk_runs.existing(_within(run_id)))
+    async def get(
+        self, request: Request[Any, Any, Any], bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
+    ) -> BulkView:
+        return bulk_view(await bulk_runs.readable(row_id(run_id), asker_of(request).may))
 
     @post(
         "/{run_id:int}/cancel",
@@ -116,17 +120,12 @@ class BulkApi(Controller):
         self, request: Request[Any, Any, Any], bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
     ) -> BulkView:
         """What was done stays done. One that is over stays as it is."""
-        return bulk_view(await bulk_runs.cancel(_within(run_id), asker_of(request)))
+        return bulk_view(await bulk_runs.cancel(row_id(run_id), asker_of(request)))
 
 
 def asker_of(request: Request[Any, Any, Any]) -> Asker:
     who: Principal = request.user
     return Asker(who.who, who.may, request.client.host if request.client is not None else None)
-
-
-def _within(id: int) -> int:
-    """A number that no database has room for is one that no run has."""
-    return id if 0 <= id <= _LARGEST_ID else 0
 
 
 # ── one ──────────────────────────────────────────────────────────────────────────────────────────

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
-from litestar import Controller, get
+from litestar import Controller, Request, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery
 
 from homing.access.api import ErrorReply
+from homing.access.principal import Principal
 from homing.desk.overview import Hours, Overview, OverviewView
 
 _DESCRIPTIONS = {
@@ -35,7 +36,13 @@ class OverviewApi(Controller):
         },
     )
     async def overview(
-        self, overview: NamedDependency[Overview], hours: FromQuery[Literal["3", "24"]] = "3"
+        self,
+        request: Request[Any, Any, Any],
+        overview: NamedDependency[Overview],
+        hours: FromQuery[Literal["3", "24"]] = "3",
     ) -> OverviewView:
-        """Durations are seconds. A `series` goes back as many hours as asked for, in even steps."""
-        return await overview.look(datetime.now(UTC), hours=_HOURS[hours])
+        """Of the lanes whose read scope the key has.
+
+        Durations are seconds. A `series` goes back as many hours as asked for, in even steps."""
+        user: Principal = request.user
+        return await overview.look(datetime.now(UTC), hours=_HOURS[hours], may=user.may)

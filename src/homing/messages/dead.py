@@ -12,7 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.db import Database, Row, load_queries
-from homing.db.conditions import readable
+from homing.db.conditions import is_one_of, readable
+from homing.db.looking import Table
+from homing.db.walking import counted_up_to
 from homing.engine.likeness import code_like, likeness
 from homing.messages.model import LANES, DeadGroup, HowMany, LaneName, Wanted
 
@@ -152,6 +154,9 @@ class DeadByText(Walked):
     """Of a lane without an index by error: the newest dead are told apart by what is written of them."""
 
     name: LaneName
+    #: Where they are, and the column of their state.
+    _table: Table
+    _status: str
 
     @abstractmethod
     async def counts(self) -> Mapping[str, int]: ...
@@ -160,9 +165,20 @@ class DeadByText(Walked):
     def _id_of(self, number: int) -> str: ...
 
     async def _count_states(self, states: Sequence[str], most: int) -> int:
-        del most
+        if self._database.dialect == "postgres":
+            return await self._count_entries([self._condition(state) for state in states], most)
         counts = await self.counts()
         return sum(counts.get(state, 0) for state in states)
+
+    async def _count_entries(self, conditions: Sequence[str], most: int) -> int:
+        """There is no tally by states, and an incident may have millions in one of them."""
+        query = counted_up_to(self._table, conditions, most + 1, self._database.dialect)
+        _set, (row,) = await self._database.fetch_all([self._dead_queries["by_index"], query], {})
+        return int(row["count"])
+
+    def _condition(self, state: str) -> str:
+        """Of a state that an index has."""
+        return is_one_of(self._status, (state,))
 
     def _words(self, text: str) -> str:
         """What a person reads, of what is written."""

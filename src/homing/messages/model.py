@@ -36,6 +36,9 @@ class Wanted(Struct, frozen=True):
     to: str | None = None
     #: Error class or code of the last attempt.
     error: str | None = None
+    #: One of these is its class or code, to the letter; nothing in them is a pattern. Long ones are cut to
+    #: `homing.db.conditions.LONGEST_CODE` characters, and so is what they are compared with.
+    codes: tuple[str, ...] = ()
     #: Metadata of jobs and mails.
     meta: Mapping[str, str] = {}
     #: One message by its id, key or external id.
@@ -44,6 +47,11 @@ class Wanted(Struct, frozen=True):
     words: tuple[str, ...] = ()
     since: datetime | None = None
     until: datetime | None = None
+
+    @property
+    def has_error(self) -> bool:
+        """Whether it asks for messages with some error; what has arrived has none."""
+        return self.error is not None or bool(self.codes)
 
 
 class Summary(Struct, frozen=True):
@@ -90,6 +98,8 @@ class Step(Struct, frozen=True):
     error_class: str | None = None
     error: str | None = None
     worker: str | None = None
+    #: For a webhook: what was asked of the receiver, without secrets.
+    request: str | None = None
     #: For a webhook: what was answered.
     response_code: int | None = None
     response_headers: Mapping[str, str] = {}
@@ -138,8 +148,8 @@ class DeadGroup(Struct, frozen=True):
     """Messages that were given up for the same reason."""
 
     lane: LaneName
-    #: As `error:` of a query line takes it: a class or code, a pattern where there is none; None of those
-    #: that have no error.
+    #: What it is called: a class or code, or what some codes have in common, with `*` for the rest; None of
+    #: those that have no code.
     error: str | None
     count: int
     first_at: datetime | None
@@ -153,6 +163,8 @@ class DeadGroup(Struct, frozen=True):
     is_lower_bound: bool = False
     #: What the newest of them say, with numbers, ids and hosts taken out; and how many of those say so.
     kinds: tuple[tuple[str, int], ...] = ()
+    #: The exact codes of its messages, as `code:` of a query line takes them; none where they have none.
+    codes: tuple[str, ...] = ()
 
 
 class HowMany(Struct, frozen=True):

@@ -103,7 +103,6 @@ class Emails:
         return [EmailsApi], {
             "emails": self.log,
             "email_orders": self.orders,
-            "emails_backlog": self.send.backlog,
         }
 
     async def close(self) -> None:

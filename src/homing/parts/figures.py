@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from homing.db.backlog import Backlog
 from homing.db.tally import Tallies, recount
 from homing.desk.desk import Desk
 from homing.desk.overview import Hand, Overview, QueueDepth, Sources, TargetTrouble
+from homing.desk.standing import Standings
 from homing.desk.traffic import TrafficCount, TrafficTable
 from homing.lanes.dispatch_jobs.look import held_back
-from homing.messages.model import DeadGroup, LaneName
+from homing.messages.model import DeadGroup
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
 from homing.parts.operations import Operations
@@ -28,11 +28,10 @@ class Figures:
         jobs: Jobs,
         operations: Operations,
         *,
-        backlogs: Mapping[LaneName, Backlog],
         desk: Callable[[], Desk],
         keeps_everything: bool,
     ) -> None:
-        self._backlogs, self._jobs, self._operations, self._desk = backlogs, jobs, operations, desk
+        self._jobs, self._operations, self._desk = jobs, operations, desk
         self._keeps_everything = keeps_everything
         #: Open seats have none: their table may be another program's.
         self._tallied = {
@@ -60,12 +59,17 @@ class Figures:
             await recount(database, lane, table)
 
     @cached_property
+    def standings(self) -> Standings:
+        return Standings(self._desk().lanes)
+
+    @cached_property
     def overview(self) -> Overview:
         lanes = self._desk().lanes
         return Overview(
             Sources(
-                backlogs=self._backlogs,
+                backlogs=self.standings.of,
                 phases={name: lane.phases for name, lane in lanes.items()},
+                scopes={name: lane.scope for name, lane in lanes.items()},
                 traffic=self.traffic,
                 dead=self._dead,
                 targets=self._targets,
@@ -110,7 +114,7 @@ class Figures:
     def api(self) -> tuple[list[Any], dict[str, Any]]:
         from homing.http.overview_api import OverviewApi
 
-        return [OverviewApi], {"overview": self.overview}
+        return [OverviewApi], {"overview": self.overview, "standings": self.standings}
 
     async def close(self) -> None:
         await self.count.close()

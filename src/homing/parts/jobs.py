@@ -219,7 +219,6 @@ class Jobs:
             "router_configs": self.router_configs,
             "credentials": self.credentials,
             "target_look": TargetLook(self.store),
-            "jobs_backlog": self.line.backlog,
         }
 
     async def close(self) -> None:

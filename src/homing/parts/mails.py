@@ -57,7 +57,6 @@ class Mails:
             "dispatching": self.dispatching,
             "mail_orders": self.orders,
             "outbox": self.outbox,
-            "backlog": self.line.backlog,
             "shelf": self.shelf,
             "provider": self.sender.name,
         }

@@ -144,7 +144,6 @@ class Notifications:
             "subscriptions": self.subscriptions,
             "subscription_look": SubscriptionLook(self.database, self.subscriptions),
             "notifications": self.rows,
-            "notifications_backlog": self.line.backlog,
             "page_terms": PageTerms(self.locales, settings.default_locale, settings.notify_time_zone),
         }
 

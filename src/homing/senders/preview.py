@@ -1,18 +1,17 @@
 """A mail as it would be sent, to look at. Nothing is sent, and nothing in it can be used.
 
-Whoever looks at a mail is not the one it is for. So the token of every link is taken out before the mail is
-assembled (`?token=hidden-in-preview`), and so is the query of the link to unsubscribe: a click in a preview
-confirms nothing and ends no subscription. The source shows the same.
+Whoever looks at a mail is not the one it is for. So what links work by is taken out before the mail is
+assembled (`?token=hidden-in-preview`), and so are variables that are named like secrets, and the link to
+unsubscribe: a click in a preview confirms nothing and ends no subscription. The source shows the same.
 """
 
 from __future__ import annotations
 
 import email
 import email.policy
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -22,14 +21,13 @@ from msgspec.structs import replace
 
 from homing.db import Row
 from homing.senders.compose import Problem, compose, envelope_of
+from homing.senders.hiding import HIDDEN, hide_in_json, hide_tokens
 from homing.senders.mail import MailMessage
 from homing.senders.mime import Unassemblable, assemble
 from homing.senders.templates import Templates
 
-HIDDEN: Final = "hidden-in-preview"
 #: Larger attachments are left out: a person wants to see the mail soon.
 _MOST_ATTACHED = 2 * 1024 * 1024
-_TOKEN = re.compile(r"([?&](?:amp;)?(?:token|key|code|signature|sig)=)[^&#\s\"'<>)\]]+", re.IGNORECASE)
 
 
 class Preview(Struct, frozen=True):
@@ -70,6 +68,7 @@ _COLUMNS = tuple(name for name in Shown.__struct_fields__ if name not in {"has_a
 def shown(row: Row, **columns: Any) -> Shown:
     """By the names of the columns; what a lane calls differently is given."""
     named = {name: columns[name] if name in columns else row[name] for name in _COLUMNS}
+    named["variables"] = hide_in_json(named["variables"]) if named["variables"] else None
     named["last_attempt_at"] = named["last_attempt_at"] or datetime.now(UTC)
     return Shown(**named)
 
@@ -140,11 +139,6 @@ def _without_links(text: str | None, links: Sequence[str]) -> str | None:
         dead = _dead_link(link)
         text = text.replace(link, dead).replace(str(escape(link)), str(escape(dead)))
     return hide_tokens(text)
-
-
-def hide_tokens(text: str) -> str:
-    """Links in a text stay readable, and lead to nothing."""
-    return _TOKEN.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def _dead_link(link: str) -> str:

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from msgspec import Struct
 
@@ -88,7 +88,7 @@ class WebhookSender:
         self._monotonic = monotonic
         self._clock = clock
         self._resolver = GuardedResolver(guard, lookup, monotonic=monotonic)
-        context = tls_context() if ssl_context is None else ssl_context
+        context = _system_context if ssl_context is None else lambda: ssl_context
         self._pool = ConnectionPool(
             Connector(guard, self._resolver, context),
             per_origin=connections_per_host,
@@ -167,6 +167,12 @@ def tls_context(cafile: str | None = None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+@cache
+def _system_context() -> ssl.SSLContext:
+    """To read all authorities of a system takes 20 ms: once, and only where somebody speaks TLS."""
+    return tls_context()
 
 
 def _failed(failure: Failure, seconds: float = 0.0, *, unknown: bool = False) -> WebhookResult:

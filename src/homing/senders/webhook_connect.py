@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from homing.senders.egress import AddressInfo, EgressGuard, EgressRefused, is_address
 from homing.senders.webhook_dns import GuardedResolver, LookupFailed, address_info
@@ -15,7 +15,9 @@ from homing.senders.webhook_protocol import Connection, Pool
 
 
 class Connector:
-    def __init__(self, guard: EgressGuard, resolver: GuardedResolver, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, guard: EgressGuard, resolver: GuardedResolver, context: Callable[[], ssl.SSLContext]
+    ) -> None:
         self._guard = guard
         self._resolver = resolver
         self._context = context
@@ -69,7 +71,7 @@ class Connector:
         _, connection = await asyncio.get_running_loop().create_connection(
             lambda: Connection(origin, connected, pool),
             sock=connected,
-            ssl=self._context if origin.tls else None,
+            ssl=self._context() if origin.tls else None,
             server_hostname=origin.host if origin.tls else None,
         )
         return connection

@@ -21,13 +21,13 @@ from homing.access.desk import Access
 from homing.db import instant
 from homing.desk.query import read
 from homing.errors import InvalidRequest
+from homing.http.numbers import page_before
 from homing.http.pages.shell import AnyRequest, link, render
 from homing.messages.model import Wanted
 
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TONES: Mapping[str, str] = {"done": "good", "refused": "wait", "failed": "bad"}
 _AT_ONCE = 50
-_LARGEST_ID = 2**63 - 1
 _LONGEST_TEXT = 500
 #: A file has at most so many entries; the rest is for another `since`.
 MOST_EXPORTED: Final = 50_000
@@ -131,7 +131,7 @@ class AuditPages(Controller):
         found, mistake = AuditFound((), None), None
         try:
             wanted = asked.filter(datetime.now(UTC))
-            found = await access.audit.search(wanted, before=_cursor(before), limit=_AT_ONCE)
+            found = await access.audit.search(wanted, before=page_before(before), limit=_AT_ONCE)
         except InvalidRequest as error:
             mistake = str(error)
         given = asked.parameters
@@ -186,12 +186,6 @@ def _since(text: str, now: datetime) -> datetime | None:
     if not 1970 <= found.since.year < 9999:
         raise InvalidRequest("since is a year from 1970 on", "since")
     return found.since
-
-
-def _cursor(before: int | None) -> int | None:
-    if before is not None and not 0 <= before <= _LARGEST_ID:
-        raise InvalidRequest("before is the id that the last page ended with", "before")
-    return before
 
 
 def _told(entry: AuditEntry) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from litestar import Controller, MediaType, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
@@ -10,11 +12,11 @@ from homing.access.principal import Principal
 from homing.desk.bulk import Asker, BulkRun, BulkRuns, Counted
 from homing.errors import Forbidden, InvalidRequest
 from homing.http.live import Piece
+from homing.http.numbers import page_before, row_id
 from homing.http.pages.acting import verb_of
 from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, link, read_form, render
 
 _LISTED = 30
-_LARGEST = 2**63 - 1
 #: Which lanes it touches is known when the line is read; a run asks for their scopes, and is written down.
 _ACT = {"scope": "known", "audit": "own"}
 
@@ -27,7 +29,7 @@ class BulkPages(Controller):
     async def bulk(
         self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], before: FromQuery[int | None] = None
     ) -> Response[str]:
-        runs = await bulk_runs.page(before=before, limit=_LISTED)
+        runs = await bulk_runs.page(before=page_before(before), limit=_LISTED, may=request.user.may)
         older = link("/bulk", before=runs[-1].id) if len(runs) == _LISTED else ""
         return render(request, "bulk.html", runs=runs, older=older, newest="/bulk" if before else "")
 
@@ -66,8 +68,8 @@ class BulkPages(Controller):
     async def run(
         self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], id: FromPath[int]
     ) -> Response[str]:
-        run = await bulk_runs.existing(_within(id))
         user: Principal = request.user
+        run = await bulk_runs.readable(row_id(id), user.may)
         may = all(user.may(f"{bulk_runs.lanes[name].scope}:operate") for name in run.lanes)
         return render(request, "bulk_run.html", run=run, may_cancel=may and not run.is_over)
 
@@ -75,7 +77,7 @@ class BulkPages(Controller):
     async def cancel(
         self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], id: FromPath[int]
     ) -> Response[str]:
-        run = await bulk_runs.cancel(_within(id), _asker(request))
+        run = await bulk_runs.cancel(row_id(id), _asker(request))
         stopped = run.state == "cancelled"
         told = "It stops after the batch that is under way." if stopped else "It was over already."
         return gone_to(f"/bulk/{run.id}", told, is_good=stopped)
@@ -86,12 +88,7 @@ def _asker(request: AnyRequest) -> Asker:
     return Asker(user.who, user.may, request.client.host if request.client is not None else None)
 
 
-def _within(id: int) -> int:
-    """A number that no database has room for is one that no run has."""
-    return id if abs(id) <= _LARGEST else 0
-
-
-async def run_pieces(bulk_runs: BulkRuns, id: int) -> list[Piece]:
+async def run_pieces(bulk_runs: BulkRuns, id: int, may: Callable[[str], bool]) -> list[Piece]:
     """The progress of a run, for those who watch it."""
-    run: BulkRun = await bulk_runs.existing(_within(id))
+    run: BulkRun = await bulk_runs.readable(row_id(id), may)
     return [Piece("progress", "bulk_progress.html", {"run": run})]

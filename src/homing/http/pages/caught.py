@@ -13,7 +13,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from homing.db import instant
-from homing.errors import NotFound
+from homing.errors import Forbidden, NotFound
+from homing.http.numbers import row_id
 from homing.http.pages.shell import PAGE, AnyRequest, render
 from homing.senders.caught_mail import Shelf
 
@@ -22,6 +23,8 @@ MAIL_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
     "sandbox allow-popups allow-popups-to-escape-sandbox"
 )
+#: Of whoever looks at what was caught.
+MAIL_SCOPE = "mail:read"
 _LISTED = 100
 
 
@@ -31,6 +34,7 @@ class CaughtPages(Controller):
 
     @get("/caught", media_type=MediaType.HTML)
     async def caught_mails(self, request: AnyRequest, shelf: NamedDependency[Shelf]) -> Response[str]:
+        _require_mail_scope(request)
         mails = [listed_mail(row) for row in await shelf.list(_LISTED)]
         return render(request, "caught_list.html", mails=mails)
 
@@ -38,6 +42,7 @@ class CaughtPages(Controller):
     async def caught(
         self, request: AnyRequest, shelf: NamedDependency[Shelf], id: FromPath[int]
     ) -> Response[str]:
+        _require_mail_scope(request)
         row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return render(
@@ -52,7 +57,10 @@ class CaughtPages(Controller):
         )
 
     @get("/caught/{id:int}/html", media_type=MediaType.HTML)
-    async def caught_html(self, shelf: NamedDependency[Shelf], id: FromPath[int]) -> Response[str]:
+    async def caught_html(
+        self, request: AnyRequest, shelf: NamedDependency[Shelf], id: FromPath[int]
+    ) -> Response[str]:
+        _require_mail_scope(request)
         _row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return foreign_html(_part(message, "html") or "")
@@ -63,10 +71,16 @@ def foreign_html(text: str) -> Response[str]:
     return Response(text, media_type=MediaType.HTML, headers={"Content-Security-Policy": MAIL_POLICY})
 
 
+def _require_mail_scope(request: AnyRequest) -> None:
+    """Beside that for pages: these are whole mails, with their links."""
+    if not request.user.may(MAIL_SCOPE):
+        raise Forbidden(f"this needs the scope {MAIL_SCOPE}, which {request.user.who} does not have")
+
+
 async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
-    found = await shelf.get(id) if id < 2**63 else None
+    found = await shelf.get(row_id(id))
     if found is None:
-        raise NotFound(f"there is no caught mail {id}")
+        raise NotFound("there is no such caught mail")
     return found
 
 

@@ -80,13 +80,3 @@ async def _write(
     }
     entry = Entry(who_of(request).who, deed.action, deed.object, address, told or None, outcome)
     await access.audit.write(entry)
-
-
-def number_in(text: str, name: str, kind: type[int | float] = float) -> float | int | None:
-    """What a field of a form says; None where nothing stands in it. Raises `InvalidRequest`."""
-    if not text.strip():
-        return None
-    try:
-        return kind(text.strip())
-    except ValueError:
-        raise InvalidRequest(f"{name}: write a number, or nothing", name) from None

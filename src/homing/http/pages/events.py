@@ -15,7 +15,7 @@ from homing.access.desk import Access
 from homing.access.principal import Principal
 from homing.desk.bulk import BulkRuns
 from homing.desk.desk import Desk
-from homing.desk.overview import Hours, Overview
+from homing.desk.overview import QUEUES_SCOPE, Hours, Overview
 from homing.errors import DatabaseError
 from homing.http.guard import Site
 from homing.http.live import Look, Streams
@@ -55,28 +55,32 @@ class LiveEvents(Controller):
         streams.require_room(user.who)
         match topic:
             case "overview":
-                key, look = _overview(overview, hours)
+                key, look = _overview(overview, desk, user, hours)
             case "messages":
                 key, look = _messages(desk, user, q)
             case "message":
                 key, look = await _message(desk, user, q)
             case "bulk":
-                key, look = await _bulk(bulk_runs, id)
+                key, look = await _bulk(bulk_runs, user, id)
         following = streams.follow(
             user.who, key, look, every=_EVERY[topic], counts=_still_counts(request, access, site)
         )
         return Stream(following, media_type="text/event-stream", headers=_HEADERS)
 
 
-def _overview(overview: Overview, hours: Hours) -> tuple[Hashable, Look]:
-    return ("overview", hours), lambda: overview_pieces(overview, hours)
+def _overview(overview: Overview, desk: Desk, user: Principal, hours: Hours) -> tuple[Hashable, Look]:
+    sight = (_readable(desk, user), user.may(QUEUES_SCOPE))
+    return ("overview", hours, sight), lambda: overview_pieces(overview, hours, user.may)
 
 
 def _messages(desk: Desk, user: Principal, line: str) -> tuple[Hashable, Look]:
-    """Shared by those who may read the same lanes: nobody gets what another one may see."""
     read_line(line, datetime.now(UTC))
-    readable = tuple(name for name, lane in desk.lanes.items() if user.may(f"{lane.scope}:read"))
-    return ("messages", line, readable), lambda: message_pieces(desk, line, user.may)
+    return ("messages", line, _readable(desk, user)), lambda: message_pieces(desk, line, user.may)
+
+
+def _readable(desk: Desk, user: Principal) -> tuple[str, ...]:
+    """A topic is shared by those who may read the same lanes: nobody gets what another one may see."""
+    return tuple(name for name, lane in desk.lanes.items() if user.may(f"{lane.scope}:read"))
 
 
 async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look]:
@@ -85,9 +89,10 @@ async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look
     return ("message", id), lambda: story_pieces(desk, id, user.may)
 
 
-async def _bulk(bulk_runs: BulkRuns, id: int) -> tuple[Hashable, Look]:
-    await run_pieces(bulk_runs, id)
-    return ("bulk", id), lambda: run_pieces(bulk_runs, id)
+async def _bulk(bulk_runs: BulkRuns, user: Principal, id: int) -> tuple[Hashable, Look]:
+    """As with a message."""
+    await run_pieces(bulk_runs, id, user.may)
+    return ("bulk", id), lambda: run_pieces(bulk_runs, id, user.may)
 
 
 def _still_counts(request: AnyRequest, access: Access, site: Site) -> Callable[[], Awaitable[bool]]:

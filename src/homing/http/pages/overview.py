@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -9,14 +10,15 @@ from litestar import Controller, MediaType, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
+from homing.access.principal import Principal
 from homing.desk import query
 from homing.desk.overview import Hours, LaneView, Overview, OverviewView
 from homing.http.live import Piece
-from homing.http.pages.caught import listed_mail
+from homing.http.pages.caught import MAIL_SCOPE, listed_mail
 from homing.http.pages.charts import chart_of
 from homing.http.pages.shell import PAGE, AnyRequest, link, render
 from homing.http.pages.unhurried import Unhurried
-from homing.lanes.dispatch_jobs.look import without_query
+from homing.lanes.dispatch_jobs.masking import shown_url
 from homing.lanes.dispatch_jobs.statistics import Statistics
 from homing.messages.model import Wanted
 from homing.senders.caught_mail import Shelf
@@ -39,8 +41,10 @@ class OverviewPage(Controller):
         shelf: NamedDependency[Shelf],
         hours: FromQuery[Hours] = 3,
     ) -> Response[str]:
-        view = await overview.look(datetime.now(UTC), hours=hours)
-        figures = await job_figures.at_hand() if request.user.may("jobs:read") else None
+        user: Principal = request.user
+        view = await overview.look(datetime.now(UTC), hours=hours, may=user.may)
+        figures = await job_figures.at_hand() if user.may("jobs:read") else None
+        caught = await shelf.list(_LATEST_CAUGHT) if user.may(MAIL_SCOPE) else []
         return render(
             request,
             "overview.html",
@@ -50,9 +54,9 @@ class OverviewPage(Controller):
             notes=view.notes,
             lanes=[lane_values(lane) for lane in view.lanes],
             statistics=figures,
-            caught=[listed_mail(row) for row in await shelf.list(_LATEST_CAUGHT)],
+            caught=[listed_mail(row) for row in caught],
             asked=asked,
-            without_query=without_query,
+            shown_url=shown_url,
         )
 
 
@@ -65,9 +69,9 @@ def lane_values(lane: LaneView) -> dict[str, object]:
     return {"lane": lane, "chart": chart_of(lane.series)}
 
 
-async def overview_pieces(overview: Overview, hours: Hours) -> list[Piece]:
+async def overview_pieces(overview: Overview, hours: Hours, may: Callable[[str], bool]) -> list[Piece]:
     """The same, for those who keep the page open."""
-    view = await overview.look(datetime.now(UTC), hours=hours)
+    view = await overview.look(datetime.now(UTC), hours=hours, may=may)
     return [_attention(view), *(_lane(lane) for lane in view.lanes)]
 
 

@@ -17,7 +17,8 @@ from homing.access.passwords import LONGEST, SHORTEST
 from homing.access.scopes import ROLES, SCOPES, Role
 from homing.db import Row, instant
 from homing.errors import InvalidRequest, NotAllowed
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, number_in, tried, who_of
+from homing.http.numbers import number_in
+from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried, who_of
 from homing.http.pages.shell import AnyRequest, gone_to, read_form, render
 
 _ADMINISTERS = {"scope": "access:admin", **OWN_AUDIT}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ from litestar.di import NamedDependency
 from msgspec import Struct
 
 from homing.brokers.depths import QueueDepths
-from homing.db.backlog import Backlog, Snapshot
+from homing.db.backlog import Snapshot
 from homing.desk.desk import Desk
+from homing.desk.standing import Standings
 from homing.http.pages.shell import AnyRequest, link, render
 from homing.http.pages.workers import lane_label
-from homing.messages.model import LaneDesk, LaneName
+from homing.messages.model import LaneDesk
 from homing.workers.fleet import Fleet
 from homing.workers.model import Pause, WorkerView
 
@@ -25,6 +27,9 @@ class LaneQueue(Struct, frozen=True):
     lane: str
     label: str
     waiting: int
+    #: Seconds since they were counted, and whether there are more.
+    age: float
+    is_at_least: bool
     oldest_due: float
     pause: Pause | None
     path: str
@@ -54,24 +59,17 @@ class QueuePages(Controller):
         queue_depths: NamedDependency[QueueDepths],
         desk: NamedDependency[Desk],
         fleet: NamedDependency[Fleet],
-        backlog: NamedDependency[Backlog],
-        jobs_backlog: NamedDependency[Backlog],
-        emails_backlog: NamedDependency[Backlog],
-        notifications_backlog: NamedDependency[Backlog],
+        standings: NamedDependency[Standings],
     ) -> Response[str]:
-        backlogs: Mapping[LaneName, Backlog] = {
-            "mail_outbox": backlog,
-            "dispatch_jobs": jobs_backlog,
-            "email_log": emails_backlog,
-            "open_events": notifications_backlog,
-        }
+        looks = await asyncio.gather(*(standing.look() for standing in standings.of.values()))
         pauses = {pause.name: pause for pause in await fleet.pauses() if pause.scope == "lane"}
         return render(
             request,
             "queues.html",
             queues=await queue_depths.look(),
             lanes=[
-                _lane(desk.lanes[lane], await own.look(), pauses.get(lane)) for lane, own in backlogs.items()
+                _lane(desk.lanes[lane], look, pauses.get(lane))
+                for lane, look in zip(standings.of, looks, strict=True)
             ],
             pools=pool_lines(await fleet.workers()),
             lane_label=lane_label,
@@ -79,11 +77,13 @@ class QueuePages(Controller):
 
 
 def _lane(lane: LaneDesk, snapshot: Snapshot, pause: Pause | None) -> LaneQueue:
-    waiting = [count for state, count in snapshot.counts.items() if lane.phases.get(state) == "waiting"]
+    states = [state for state, phase in lane.phases.items() if phase == "waiting"]
     return LaneQueue(
         lane.name,
         lane_label(lane.name),
-        waiting=sum(waiting),
+        waiting=sum(snapshot.counts.get(state, 0) for state in states),
+        age=snapshot.age,
+        is_at_least=not snapshot.at_least.isdisjoint(states),
         oldest_due=snapshot.oldest_due,
         pause=pause,
         path=link("/messages", q=f"lane:{lane.name} status:waiting"),

@@ -13,7 +13,8 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.brokers.router_config import PoolConfig, QueueConfig, RouterConfig, check_config
 from homing.errors import InvalidRequest, NotAllowed
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, number_in, tried
+from homing.http.numbers import number_in
+from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried
 from homing.http.pages.queues import pool_lines
 from homing.http.pages.shell import AnyRequest, gone_to, read_form, render
 from homing.lanes.dispatch_jobs.mistakes import read

@@ -13,6 +13,7 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.db import Row, instant
 from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.http.numbers import id_in, page_before
 from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried
 from homing.http.pages.shell import AnyRequest, gone_to, link, read_form, render
 from homing.lanes.open_events.subscription_look import (
@@ -32,7 +33,6 @@ from homing.lanes.open_events.view import notification_id
 
 _OPERATES = {"scope": "notifications:operate", **OWN_AUDIT}
 _LARGEST_FORM = 16 * 1024
-_LARGEST_ID = 2**63 - 1
 _TONES: Mapping[str, str] = {"active": "good", "pending": "wait", "paused": "wait", "suppressed": "bad"}
 #: What happened to a subscription, as people say it.
 _EVENTS: Mapping[str, str] = {
@@ -70,7 +70,7 @@ class SubscriptionPages(Controller):
         found, mistake = _NOTHING, None
         try:
             wanted = filter_of(q, status)
-            found = await subscription_look.page(wanted, before=_cursor(before))
+            found = await subscription_look.page(wanted, before=page_before(before))
         except InvalidRequest as error:
             mistake = str(error)
         chips = [("", "All"), *((one, one) for one in STATES)]
@@ -170,7 +170,7 @@ async def _changed(
     request: AnyRequest, access: Access, subscriptions: Subscriptions, change: _Change
 ) -> Response[str]:
     text = (await read_form(request)).get("id", "")[:20]
-    id = int(text) if text.isdecimal() and int(text) <= _LARGEST_ID else 0
+    id = id_in(text)
 
     async def work() -> None:
         row = await subscriptions.get(id)
@@ -186,12 +186,6 @@ async def _changed(
 
 def _path(id: int) -> str:
     return link("/subscriptions/one", id=id)
-
-
-def _cursor(before: int | None) -> int | None:
-    if before is not None and not 0 <= before <= _LARGEST_ID:
-        raise InvalidRequest("before is the number that the last page ended with", "before")
-    return before
 
 
 def _listed(row: Row) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.db import instant
 from homing.errors import InvalidRequest
-from homing.http.pages.deeds import OWN_AUDIT, SPANS, Deed, Refused, number_in, tried
+from homing.http.numbers import number_in
+from homing.http.pages.deeds import OWN_AUDIT, SPANS, Deed, Refused, tried
 from homing.http.pages.shell import AnyRequest, gone_to, link, read_form, render
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.target_desk import (

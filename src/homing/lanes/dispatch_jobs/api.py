@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.db import Row
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -20,6 +21,7 @@ from homing.lanes.dispatch_jobs.bulk import BulkActions, BulkReply, BulkRequest
 from homing.lanes.dispatch_jobs.dead import DeadJobs, DeadLetters
 from homing.lanes.dispatch_jobs.filters import NAMES, Parameters
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.masking import sight_of
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.openapi import (
     LOCATION,
@@ -185,15 +187,19 @@ class Jobs(Controller):
         responses=errors(400),
     )
     async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
-        """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any."""
+        """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any.
+
+        The query of a `targetUrl` often holds a secret: it is shown to who may write or operate jobs.
+        """
         given = Parameters(request.query_params.multi_items(), (*NAMES, *_PAGING), metadata=True)
         size = given.number("size", 20, 1, 100)
         page, cursor = given.number("page", 0, 0, _LONGEST_PAGE), given.text("cursor")
         if cursor is not None and given.text("page") is not None:
             raise InvalidRequest("page: a cursor knows its page; leave one of them out", "page")
         found = await job_search.page(given.filter(), page=page, size=size, cursor=cursor)
+        seen = sight_of(request)
         return JobPage(
-            [listed(row) for row in found.rows],
+            [seen(listed(row)) for row in found.rows],
             found.page,
             size,
             found.total.items,
@@ -237,9 +243,14 @@ class Jobs(Controller):
         return await job_bulk("requeue", await _body(request, BulkRequest, bulk.HINTS))
 
     @get("/{job_id:str}", summary="One job, and what it waits for", opt=_READS, responses=errors(400, 404))
-    async def show(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
-        """`waitingFor` says why an open job is not sent yet, and until when."""
-        return await _shown(dispatch_jobs, job_number(job_id))
+    async def show(
+        self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
+    ) -> JobView:
+        """`waitingFor` says why an open job is not sent yet, and until when.
+
+        Headers and the query of `targetUrl` are shown to who may write or operate jobs: they may hold secrets.
+        """
+        return sight_of(request)(await _shown(dispatch_jobs, job_number(job_id)))
 
     @get(
         "/{job_id:str}/attempts",
@@ -263,12 +274,14 @@ class Jobs(Controller):
         opt={"scope": "jobs:operate"},
         responses=errors(400, 404, 409),
     )
-    async def cancel(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
+    async def cancel(
+        self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
+    ) -> JobView:
         """One that is PENDING or FAILED. What is IN_PROGRESS answers 409: it is being sent."""
         number = job_number(job_id)
         if not await dispatch_jobs.cancel([number]):
             raise NotAllowed(_not_cancelled((await _existing(dispatch_jobs, number))["status"]))
-        return await _shown(dispatch_jobs, number)
+        return sight_of(request)(await _shown(dispatch_jobs, number))
 
     @post(
         "/{job_id:str}/requeue",
@@ -277,13 +290,15 @@ class Jobs(Controller):
         opt={"scope": "jobs:operate"},
         responses=errors(400, 404, 409),
     )
-    async def requeue(self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]) -> JobView:
+    async def requeue(
+        self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
+    ) -> JobView:
         """One in ERROR or CANCELLED, with all its attempts again. In an ordered group it goes last."""
         number = job_number(job_id)
         if not await dispatch_jobs.requeue([number]):
             status = (await _existing(dispatch_jobs, number))["status"]
             raise NotAllowed(f"a job that is {status} cannot be requeued: only in ERROR or CANCELLED")
-        return await _shown(dispatch_jobs, number)
+        return sight_of(request)(await _shown(dispatch_jobs, number))
 
 
 class Overview(Controller):
@@ -307,7 +322,8 @@ class Overview(Controller):
         number = number_of(before) if before is not None else None
         if before is not None and (number is None or given.text("errorClass") is None):
             raise InvalidRequest("before: is `next` of a list by errorClass; give both", "before")
-        return await dead_jobs.look(given.filter(), before=number, size=given.number("size", 20, 1, 100))
+        found = await dead_jobs.look(given.filter(), before=number, size=given.number("size", 20, 1, 100))
+        return replace(found, items=[*map(sight_of(request), found.items)])
 
     @get(
         "/statistics",
@@ -315,9 +331,12 @@ class Overview(Controller):
         opt=_READS,
         responses=errors(),
     )
-    async def statistics(self, job_statistics: NamedDependency[JobStatistics]) -> Statistics:
+    async def statistics(
+        self, job_statistics: NamedDependency[JobStatistics], request: AnyRequest
+    ) -> Statistics:
         """Of jobs created in the last 24 hours. The answer may be seconds old, in large tables minutes."""
-        return await job_statistics.look()
+        found = await job_statistics.look()
+        return replace(found, needing_attention=[*map(sight_of(request), found.needing_attention)])
 
 
 class TargetsApi(Controller):

@@ -24,6 +24,7 @@ _HARMLESS: Final = frozenset(
         *("x-correlation-id", "x-request-id", "traceparent"),
     }
 )
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 # The key of a whsec_ secret is the base64 behind its prefix, of any other its bytes; openssl takes it in hex.
 _KEY = """KEY=$(case "$SIGNING_SECRET" in
@@ -51,9 +52,13 @@ def curl_of(row: Row, prefix: str) -> str | None:
 
 
 def _command(url: str, headers: Iterable[str], body: str) -> str:
-    """`--data-raw`, because a payload that begins with `@` would be taken for the name of a file here, and
-    `--globoff`, because brackets and braces of a URL would be taken for several URLs."""
-    parts = [f"curl --globoff --request POST {_address(url)}", *(f"--header {header}" for header in headers)]
+    """In the forms that take everything as it is.
+
+    `--data-binary` would take a payload that begins with `@` for the name of a file here and send that,
+    and without `--globoff` the brackets and braces of one URL make it several.
+    """
+    first = f"curl --globoff --request POST --url {_address(url)}"
+    parts = [first, *(f"--header {header}" for header in headers)]
     return " \\\n  ".join([*parts, f"--data-raw {body}"])
 
 
@@ -69,14 +74,19 @@ def _headers(row: Row, prefix: str) -> Iterable[str]:
     yield shlex.quote(f"Content-Type: {row['payload_content_type']}")
     yield shlex.quote(f"webhook-id: {text_of(row['id'])}")
     for name, value in pairs_of(row["headers"]).items():
-        if is_ours(name.lower(), f"{prefix}-"):
+        # What is no name of a header, curl might take for something else, such as the name of a file.
+        if is_ours(name.lower(), f"{prefix}-") or not _NAME.fullmatch(name):
             continue
         yield shlex.quote(f"{name}: {value}") if name.lower() in _HARMLESS else _named(name)
 
 
 def _named(name: str) -> str:
-    """As a variable of the shell that whoever runs it sets."""
-    variable = re.sub(r"\W", "_", name).upper()
+    """As a variable of the shell that whoever runs it sets.
+
+    Its name begins in a way of its own: a header that is called like a variable that is set already, such as
+    that of a cloud's key, must not send this one.
+    """
+    variable = "HEADER_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
     return f'{shlex.quote(f"{name}: ")}"${variable}"'
 
 

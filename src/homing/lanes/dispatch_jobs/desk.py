@@ -9,11 +9,13 @@ from typing import Final
 from homing.db import Row
 from homing.db.conditions import readable, readable_or_never
 from homing.lanes.dispatch_jobs.curl import curl_of
+from homing.lanes.dispatch_jobs.dead_letters import SOURCE
 from homing.lanes.dispatch_jobs.desk_conditions import PHASES
 from homing.lanes.dispatch_jobs.desk_dead import JobDeadDesk
 from homing.lanes.dispatch_jobs.desk_find import open_finder
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
-from homing.lanes.dispatch_jobs.look import host_of, without_query
+from homing.lanes.dispatch_jobs.look import host_of
+from homing.lanes.dispatch_jobs.masking import shown_url
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.lanes.dispatch_jobs.view import attempted, pairs_of, waiting_for
 from homing.messages.facts import body_of, facts, moment_fact, possible, trace_of
@@ -66,7 +68,8 @@ class JobDesk(JobDeadDesk):
             _timeline(row, summary, await self._jobs.attempts(number)),
             body_of(row["payload"], row["payload_content_type"]),
             verbs=possible(self.from_states, summary.state),
-            curl=curl_of(row, self._header_prefix),
+            # Where our own go is a setting, which is nobody's to copy.
+            curl=curl_of(row, self._header_prefix) if row["source"] != SOURCE else None,
             waits=_waits(row, heads[0] if heads else None),
         )
 
@@ -95,8 +98,8 @@ def _fields(row: Row) -> list[tuple[str, str]]:
         [
             ("Source", row["source"]),
             ("Type", row["type"]),
-            ("URL", without_query(row["target_url"])),
-            ("Target", row["target"]),
+            ("URL", shown_url(row["source"], row["target_url"])),
+            ("Target", str(row["target"] or "").partition("#")[0]),
             ("Group", row["group_id"]),
             ("Ordering", row["ordering"] if row["ordering"] != "none" else None),
             ("External id", row["external_id"]),

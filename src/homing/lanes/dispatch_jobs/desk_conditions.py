@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.db import Dialect
 from homing.db.conditions import (
+    LONGEST_CODE,
     UNCLASSIFIED,
     Conditions,
     created,
     either,
     every_word,
+    has_code,
     is_like,
     is_one_of,
     is_pattern,
@@ -56,8 +59,50 @@ def states_of(wanted: Wanted) -> tuple[str, ...]:
         state
         for state, phase in PHASES.items()
         if (every or phase in wanted.phases or state in wanted.states)
-        and not (phase == "delivered" and wanted.error is not None)
+        and not (phase == "delivered" and wanted.has_error)
     )
+
+
+class Asked(Struct, frozen=True):
+    """The jobs of one stream, as one index gives them."""
+
+    wanted: Wanted
+    #: None of all states.
+    state: str | None
+    lead: Filter
+
+
+def asked_for(wanted: Wanted) -> list[Asked]:
+    """The streams in which what is asked for lies, all of them in the same order.
+
+    Only the dead have an index by their error class, and it is in the order of ids. So it serves where
+    nothing but the dead is asked for: merged with streams in the order of time, it would lose jobs.
+    """
+    states = states_of(wanted)
+    if len(states) == len(PHASES):
+        return [Asked(wanted, None, lead_of(wanted, None))]
+    if states == ("ERROR",):
+        return [Asked(one, "ERROR", _class_of(one) or lead_of(one, "ERROR")) for one in _by_class(wanted)]
+    return [Asked(wanted, state, lead_of(wanted, state)) for state in states]
+
+
+def _by_class(wanted: Wanted) -> list[Wanted]:
+    """One for each code, where the index serves every one of them."""
+    if not wanted.codes or not all(map(_is_indexed, wanted.codes)):
+        return [wanted]
+    return [replace(wanted, codes=(code,)) for code in wanted.codes]
+
+
+def _is_indexed(code: str) -> bool:
+    """A filter by that word means those without a class, and a long code is cut."""
+    return code != UNCLASSIFIED and len(code) < LONGEST_CODE
+
+
+def _class_of(wanted: Wanted) -> Filter | None:
+    if len(wanted.codes) == 1 and _is_indexed(wanted.codes[0]):
+        return Filter(error_class=wanted.codes[0])
+    error = _exact(wanted.error)
+    return Filter(error_class=error) if error is not None else None
 
 
 def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
@@ -72,8 +117,7 @@ def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
     for column, value in (("type", wanted.type), ("source", wanted.source)):
         if value is not None:
             found += matches(dialect, f"o.{column}", column, value)
-    if wanted.error is not None:
-        found += _error(dialect, wanted.error)
+    found += _errors(wanted, dialect)
     return found + _metadata(dialect, wanted.meta) + _target_and_words(wanted, dialect)
 
 
@@ -84,8 +128,6 @@ def lead_of(wanted: Wanted, state: str | None) -> Filter:
     """
     type, source = _exact(wanted.type), _exact(wanted.source)
     every = Filter(created_after=wanted.since, created_before=wanted.until)
-    if state == "ERROR" and _exact(wanted.error) is not None:
-        return Filter(error_class=wanted.error)
     if pairs := sorted((key, value) for key, value in wanted.meta.items() if not is_pattern(value)):
         return Filter(metadata=(pairs[0],))
     if source is not None and state is not None:
@@ -102,9 +144,9 @@ def is_by_id(lead: Filter) -> bool:
     return lead.error_class is not None or bool(lead.metadata)
 
 
-def left_over(wanted: Wanted, state: str | None, dialect: Dialect) -> Conditions:
-    """What `lead_of` leaves over."""
-    lead = lead_of(wanted, state)
+def left_over(asked: Asked, dialect: Dialect) -> Conditions:
+    """What the index of a stream leaves over."""
+    wanted, state, lead = asked.wanted, asked.state, asked.lead
     rest = without_lead(wanted, lead)
     needs_state = state is not None and lead.status is None and lead.error_class is None
     found = Conditions((is_one_of("o.status", (state,)),) if needs_state and state else ())
@@ -113,8 +155,7 @@ def left_over(wanted: Wanted, state: str | None, dialect: Dialect) -> Conditions
     for column, value in (("type", rest.type), ("source", rest.source)):
         if value is not None:
             found += matches(dialect, f"o.{column}", column, value)
-    if rest.error is not None:
-        found += _error(dialect, rest.error)
+    found += _errors(rest, dialect)
     return found + _metadata(dialect, rest.meta) + _target_and_words(rest, dialect)
 
 
@@ -124,7 +165,8 @@ def without_lead(wanted: Wanted, lead: Filter) -> Wanted:
         wanted,
         type=None if lead.type is not None else wanted.type,
         source=None if lead.source is not None else wanted.source,
-        error=None if lead.error_class is not None else wanted.error,
+        error=None if lead.error_class == wanted.error else wanted.error,
+        codes=() if (lead.error_class,) == wanted.codes else wanted.codes,
         meta={key: value for key, value in wanted.meta.items() if (key, value) not in lead.metadata},
     )
 
@@ -157,10 +199,13 @@ def _to(dialect: Dialect, to: str) -> Conditions:
     )
 
 
-def _error(dialect: Dialect, error: str) -> Conditions:
-    if error == UNCLASSIFIED:
-        return Conditions(("o.error_class IS NULL",))
-    return matches(dialect, "o.error_class", "error", error)
+def _errors(wanted: Wanted, dialect: Dialect) -> Conditions:
+    found = Conditions()
+    if wanted.error == UNCLASSIFIED:
+        found += Conditions(("o.error_class IS NULL",))
+    elif wanted.error is not None:
+        found += matches(dialect, "o.error_class", "error", wanted.error)
+    return found + has_code("o.error_class", wanted.codes)
 
 
 def _metadata(dialect: Dialect, meta: Mapping[str, str]) -> Conditions:

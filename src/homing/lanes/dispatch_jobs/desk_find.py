@@ -1,29 +1,30 @@
 """Finds jobs for the desk: by the indexes of the search, one state at a time, or in a bounded look.
 
 The jobs of one state lie in order, those of two do not: so each state is a stream of its own, and the streams
-are merged. All of them go on from the same place.
+are merged. All of them lie in the same order, and go on from the same place: by the time of creation and the id,
+which is not the order of the ids alone, because a transaction may have begun long before it wrote; or by id,
+where all of them are read by metadata or by an error class, whose indexes know no times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.db import Row
-from homing.db.conditions import Conditions, readable
+from homing.db.conditions import Conditions, readable, readable_or_never
 from homing.db.looking import FIRST_WINDOW, SCATTERED, WINDOW, Stream, look
 from homing.lanes.dispatch_jobs.desk_conditions import (
-    PHASES,
     TABLE,
+    Asked,
+    asked_for,
     conditions,
     is_by_id,
-    lead_of,
     left_over,
-    states_of,
 )
 from homing.lanes.dispatch_jobs.filters import Filter
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
@@ -65,12 +66,18 @@ class JobFinder:
         if wanted.id is not None:
             return await self._by_id(wanted, before, limit)
         after = await self._place(before) if before is not None else None
-        states = states_of(wanted)
-        if len(states) == len(PHASES):
-            streams = [await self._stream(wanted, None, after, limit)]
-        else:
-            streams = [await self._stream(wanted, state, after, limit) for state in states]
-        return await self._joined(streams, limit)
+        asked = asked_for(wanted)
+        streams = [await self._stream(one, after, limit) for one in asked]
+        by_id = all(is_by_id(one.lead) for one in asked)
+        return await self._joined(streams, limit, self._by_id_alone if by_id else self._by_time)
+
+    def _by_id_alone(self, place: Place) -> Any:
+        return place.id
+
+    def _by_time(self, place: Place) -> Any:
+        """As the database compares: SQLite has texts, of which another program may write any."""
+        at = place.at if self._jobs.database.dialect == "sqlite" else readable_or_never(place.at)
+        return at, place.id
 
     async def _place(self, number: int) -> Place:
         """Where a job stands. One that is gone stood where its id says."""
@@ -78,13 +85,11 @@ class JobFinder:
         at = rows[0]["created_at"] if rows else time_of(number)
         return Place(at if isinstance(at, str) else at.isoformat(), number)
 
-    async def _stream(self, wanted: Wanted, state: str | None, after: Place | None, limit: int) -> _Some:
-        lead = lead_of(wanted, state)
-        also = self._also(wanted, state)
+    async def _stream(self, asked: Asked, after: Place | None, limit: int) -> _Some:
+        lead, also = asked.lead, self._also(asked)
         if also is not None:
             found = await self._look_through(lead, also, after, limit)
-            ended = found.end is not None and wanted.since is not None and _is_before(found.end, wanted.since)
-            return replace(found, end=None) if ended else found
+            return replace(found, end=None) if _has_ended(asked, found.end) else found
         places = await self._search.places(lead, 0, after=after, limit=limit + 1)
         more = len(places) > limit
         return _Some(places[:limit], places[limit - 1] if more else None)
@@ -99,21 +104,24 @@ class JobFinder:
                 break
         return _Some(seen.places, seen.end, seen.looked_at)
 
-    def _also(self, wanted: Wanted, state: str | None) -> Any:
+    def _also(self, asked: Asked) -> Any:
         """What no index serves, in the words of the database; None when nothing is left over."""
-        found = left_over(wanted, state, self._jobs.database.dialect)
+        found = left_over(asked, self._jobs.database.dialect)
         return found if found.texts else None
 
-    async def _joined(self, streams: Sequence[_Some], limit: int) -> FoundJobs:
+    async def _joined(
+        self, streams: Sequence[_Some], limit: int, order: Callable[[Place], Any]
+    ) -> FoundJobs:
         """The newest of all streams, down to where the first of them ended that goes on."""
-        horizon = max((one.end.id for one in streams if one.end is not None), default=None)
-        places = sorted((place for one in streams for place in one.places), key=lambda place: -place.id)
+        horizon = max((one.end for one in streams if one.end is not None), key=order, default=None)
+        places = sorted({place for one in streams for place in one.places}, key=order, reverse=True)
         if len(streams) == 1:
             places = list(streams[0].places)
         elif horizon is not None:
-            places = [place for place in places if place.id >= horizon]
+            places = [place for place in places if order(place) >= order(horizon)]
         chosen = places[:limit]
-        following = chosen[-1].id if len(places) > limit else horizon
+        last = chosen[-1] if len(places) > limit else horizon
+        following = None if last is None else last.id
         looked = [one.looked_at for one in streams if one.looked_at is not None]
         rows = await self._search.rows([place.id for place in chosen])
         return FoundJobs(rows, following, sum(looked) if looked else None)
@@ -143,9 +151,16 @@ class JobFinder:
         return [row["id"] for row in seen.rows]
 
 
-def _is_before(place: Place, moment: datetime) -> bool:
-    at = readable(place.at)
-    return at is not None and at < moment
+def _has_ended(asked: Asked, end: Place | None) -> bool:
+    """Whether all others are older than what is asked for. Ids are of their makers' clocks, which may be off."""
+    since = asked.wanted.since
+    at = readable(end.at) if end is not None else None
+    if since is None or at is None:
+        return False
+    return at < (since - _CLOCKS_APART if is_by_id(asked.lead) else since)
+
+
+_CLOCKS_APART = timedelta(days=1)
 
 
 _KEYS = ("o.external_id = :key", "o.idempotency_key = :key")

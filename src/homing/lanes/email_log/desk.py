@@ -32,7 +32,8 @@ from homing.messages.facts import (
     verdicts,
 )
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
-from homing.senders.preview import hide_tokens, preview_of, shown
+from homing.senders.hiding import hide_in_json
+from homing.senders.preview import preview_of, shown
 from homing.senders.templates import Templates
 
 #: In other states the column says when the scheduler looks at the row again, which is nobody's attempt.
@@ -76,7 +77,7 @@ class EmailDesk(EmailDeadDesk):
         if row is None:
             return None
         summary = _summary(row)
-        variables = hide_tokens(row["variables"]) if row["variables"] else None
+        variables = hide_in_json(str(row["variables"])) if row["variables"] else None
         return Detail(
             summary,
             _fields(row),
@@ -114,6 +115,11 @@ def _stream(
     return Stream(ordered, pending, asked.texts[0]), others
 
 
+def _attempts(row: Row) -> int:
+    """The column has those that failed; the last one of an email that was sent did not."""
+    return int(row["attempt_count"]) + int(row["status"] == "Sent")
+
+
 def _summary(row: Row) -> Summary:
     state = row["status"]
     return Summary(
@@ -124,7 +130,7 @@ def _summary(row: Row) -> Summary:
         phase=PHASES.get(state, "waiting"),
         title=str(row["subject"] or row["template"] or ""),
         to=str(row["to_address"]),
-        attempts=row["attempt_count"],
+        attempts=_attempts(row),
         error=_error(row),
         created_at=readable_or_never(row["created_at"]),
         due_at=readable(row["next_attempt_at"]) if state in _TRIED_AGAIN else None,
@@ -154,7 +160,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
             ("Dead reason", row["dead_reason"]),
             ("Provider", row["provider"]),
             ("Provider's id", row["provider_message_id"]),
-            ("Attempts", row["attempt_count"]),
+            ("Attempts", _attempts(row)),
             ("Claims", row["claim_seq"]),
             ("Deferred", row["defer_count"] or None),
             ("Taken from lost workers", row["rescue_count"] or None),

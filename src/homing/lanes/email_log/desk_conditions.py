@@ -66,7 +66,7 @@ def states_of(wanted: Wanted) -> tuple[str, ...]:
         state
         for state, phase in PHASES.items()
         if (every or phase in wanted.phases or state in wanted.states)
-        and not (phase == "delivered" and wanted.error is not None)
+        and not (phase == "delivered" and wanted.has_error)
     )
 
 

@@ -21,6 +21,7 @@ FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
 class EmailDeadDesk(DeadByText):
     name: LaneName = "email_log"
     from_states = FROM_STATES
+    _table, _status = TABLE, "o.status"
 
     def __init__(self, log: EmailLog) -> None:
         super().__init__(log.database, __package__ or "")
@@ -38,7 +39,7 @@ class EmailDeadDesk(DeadByText):
         if not states or others is None:
             return None
         return walk_of(
-            self._database, TABLE, states, others, column="o.status", in_order=self._in_order,
+            self._database, TABLE, states, others, column=self._status, in_order=self._in_order,
             unique=("o.id", "o.message_key"), newest_first=newest_first,
         )  # fmt: skip
 

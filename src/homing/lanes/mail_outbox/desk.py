@@ -31,7 +31,8 @@ from homing.messages.facts import (
     verdicts,
 )
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
-from homing.senders.preview import hide_tokens, preview_of, shown
+from homing.senders.hiding import hide_in_json
+from homing.senders.preview import preview_of, shown
 from homing.senders.templates import Templates
 
 _ENDED_BADLY = frozenset({"failed", "expired"})
@@ -129,16 +130,21 @@ def _summary(row: Row) -> Summary:
         phase=phase,
         title=str(row["subject"] or row["template"] or ""),
         to=str(row["to_address"]),
-        attempts=row["retry_count"],
+        attempts=_attempts(row),
         error=code_of(row["last_error"]) if state != "sent" else None,
         created_at=readable_or_never(row["created_at"]),
         due_at=readable(row["next_attempt_at"]) if phase == "waiting" else None,
     )
 
 
+def _attempts(row: Row) -> int:
+    """The column has those that failed; the last one of a mail that was sent did not."""
+    return int(row["retry_count"]) + int(row["status"] == "sent")
+
+
 def _harmless(variables: str | None) -> str | None:
-    """A link in them may be one that only its receiver should follow."""
-    return hide_tokens(variables) if variables else None
+    """A link in them may be one that only its receiver should follow, and a code one that only he knows."""
+    return hide_in_json(str(variables)) if variables else None
 
 
 def _fields(row: Row) -> list[tuple[str, str]]:
@@ -157,7 +163,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
             ("Provider", row["provider"]),
             ("Provider's id", row["provider_message_id"]),
             ("Idempotency key", row["idempotency_key"]),
-            ("Attempts", row["retry_count"]),
+            ("Attempts", _attempts(row)),
             ("Claims", row["claim_seq"]),
             ("Deferred", row["defer_count"] or None),
             ("Taken from lost workers", row["rescue_count"] or None),

@@ -21,6 +21,7 @@ FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
 class MailDeadDesk(DeadByText):
     name: LaneName = "mail_outbox"
     from_states = FROM_STATES
+    _table, _status = TABLE, "o.status"
 
     def __init__(self, outbox: MailOutbox) -> None:
         super().__init__(outbox.database, __package__ or "")
@@ -42,7 +43,7 @@ class MailDeadDesk(DeadByText):
         if not states or others is None:
             return None
         return walk_of(
-            self._database, TABLE, states, others, column="o.status", in_order=self._in_order,
+            self._database, TABLE, states, others, column=self._status, in_order=self._in_order,
             unique=("o.id", "o.idempotency_key"), newest_first=newest_first,
         )  # fmt: skip
 

@@ -96,9 +96,9 @@ class MailOutbox(SqlStore[Mail]):
         return by_state(await self.run("counts"), STATES, rest="sent")
 
     async def oldest_due(self) -> float:
-        """For how many seconds the first in the queue has been due."""
+        """For how many seconds a mail has been due, at most."""
         rows = await self.run("oldest_due")
-        return max(0.0, rows[0]["age"]) if rows else 0.0
+        return max(0.0, rows[0]["age"] or 0.0)
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -320,11 +320,15 @@ UNION ALL
 SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'mail_outbox'
 
 -- name: oldest_due
-SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age
-FROM mail_outbox
-WHERE status = 'queued' AND next_attempt_at <= now()
-ORDER BY next_attempt_at ASC, id ASC
-LIMIT 1
+-- An urgent mail is due before it was ordered, and comes first: it is not late for that, and what is late may be
+-- behind it. So the oldest is looked for among the first.
+SELECT max(extract(epoch FROM now() - greatest(next_attempt_at, created_at)))::double precision AS age
+FROM (
+    SELECT next_attempt_at, created_at
+    FROM mail_outbox
+    WHERE status = 'queued' AND next_attempt_at <= now()
+    ORDER BY next_attempt_at ASC, id ASC
+    LIMIT 100) AS first
 
 -- fragment: ended
 -- No column says when a mail ended; it was not before the latest of these.

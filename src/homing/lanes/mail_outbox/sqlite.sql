@@ -261,11 +261,13 @@ SELECT id FROM mail_outbox WHERE status = 'queued' ORDER BY next_attempt_at, id 
 SELECT state AS status, count FROM homing_tally WHERE lane = 'mail_outbox'
 
 -- name: oldest_due
-SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age
-FROM mail_outbox
-WHERE status = 'queued' AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
-ORDER BY next_attempt_at ASC, id ASC
-LIMIT 1
+SELECT max((julianday('now') - julianday(max(next_attempt_at, created_at))) * 86400.0) AS age
+FROM (
+    SELECT next_attempt_at, created_at
+    FROM mail_outbox
+    WHERE status = 'queued' AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+    ORDER BY next_attempt_at ASC, id ASC
+    LIMIT 100)
 
 -- fragment: ended
 max(o.created_at, coalesce(o.sent_at, o.created_at), coalesce(o.last_attempt_at, o.created_at), o.next_attempt_at,

@@ -27,6 +27,7 @@ _MOST_AT_ONCE = 500
 class NotificationDeadDesk(DeadByText):
     name: LaneName = "open_events"
     from_states = FROM_STATES
+    _table, _status = TABLE, "lower(o.fanout_status)"
 
     def __init__(self, rows: Notifications) -> None:
         super().__init__(rows.database, __package__ or "")
@@ -60,7 +61,7 @@ class NotificationDeadDesk(DeadByText):
         if not states or others is None:
             return None
         return walk_of(
-            self._database, TABLE, states, others, column="lower(o.fanout_status)", in_order=self._in_order,
+            self._database, TABLE, states, others, column=self._status, in_order=self._in_order,
             unique=("o.notification_id",), newest_first=newest_first,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -40,6 +40,8 @@ LONGEST_MS: Final = 300.0
 #: Messages that a bulk run requeues, and the seconds that it may take.
 REQUEUED, LONGEST_RUN = 100_000, 60.0
 REQUESTS: Final = 40
+#: A usual day, and an incident.
+SHAPES: Final = (USUAL, INCIDENT)
 #: Processes that are started only for the first answer of every page.
 FRESH: Final = 3
 _TIMEOUT = 120.0
@@ -86,6 +88,8 @@ class DeskTimes(Struct, frozen=True):
 class DeskLine(Struct, frozen=True):
     database: str
     messages: int
+    #: Of a hundred of them, how many are not sent yet.
+    waiting: int
     filled_in: float
     pages: tuple[PageCost, ...]
     bulk: BulkCost
@@ -101,35 +105,38 @@ class DeskPlan(Struct, frozen=True):
     #: On PostgreSQL, and on SQLite; 0 leaves one out.
     messages: int = 5_000_000
     in_file: int = 1_000_000
+    #: Of a hundred messages, how many wait: each is a database of its own.
+    waiting: tuple[int, ...] = SHAPES
     #: For each page.
     requests: int = REQUESTS
     fresh: int = FRESH
 
 
 async def desk(plan: DeskPlan, step: Step, *, postgres_url: str | None = None) -> DeskTable:
-    lines = []
-    async with AsyncExitStack() as stack:
-        if plan.messages:
-            server = stack.enter_context(postgres(postgres_url))
-            url = stack.enter_context(fresh_database(server))
-            lines.append(await _line(url, plan.messages, plan, step))
-        if plan.in_file:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            lines.append(await _line(f"sqlite:///{Path(folder) / 'desk.db'}", plan.in_file, plan, step))
+    lines: list[DeskLine] = []
+    if plan.messages:
+        with postgres(postgres_url) as server:
+            for waiting in plan.waiting:
+                with fresh_database(server) as url:
+                    lines.append(await _line(url, plan.messages, waiting, plan, step))
+    for waiting in plan.waiting if plan.in_file else ():
+        with tempfile.TemporaryDirectory() as folder:
+            url = f"sqlite:///{Path(folder) / 'desk.db'}"
+            lines.append(await _line(url, plan.in_file, waiting, plan, step))
     return DeskTable(machine(), tuple(lines), tuple(budget for line in lines for budget in budgets(line)))
 
 
-async def _line(url: str, messages: int, plan: DeskPlan, step: Step) -> DeskLine:
-    step(f"filling in {messages:,} messages")
+async def _line(url: str, messages: int, waiting: int, plan: DeskPlan, step: Step) -> DeskLine:
+    step(f"filling in {messages:,} messages, {waiting} % of them waiting")
     began = time.perf_counter()
-    version, paths = await make(url, messages)
+    version, paths = await make(url, messages, waiting)
     filled_in = time.perf_counter() - began
     step(f"{version}: first answers")
     fresh = [await _times(DeskJob(url, paths)) for _ in range(plan.fresh)]
     step(f"{version}: pages, and a bulk run")
     times = await _times(DeskJob(url, paths, plan.requests, requeues=True))
     assert times.bulk is not None, "it was asked for"
-    return DeskLine(version, messages, filled_in, tuple(costs([*fresh, times])), times.bulk)
+    return DeskLine(version, messages, waiting, filled_in, tuple(costs([*fresh, times])), times.bulk)
 
 
 async def _times(job: DeskJob) -> DeskTimes:
@@ -146,17 +153,20 @@ def costs(times: Sequence[DeskTimes]) -> Iterable[PageCost]:
         yield PageCost(page.path, p50, p95, max(page.others), first[page.path])
 
 
+def latest(line: DeskLine) -> PageCost:
+    """The slowest of all first answers: for the eye, since what was promised is a percentile."""
+    return max(line.pages, key=lambda page: page.first_ms)
+
+
 def budgets(line: DeskLine) -> list[Budget]:
     slowest = max(line.pages, key=lambda page: page.p95_ms)
-    latest = max(line.pages, key=lambda page: page.first_ms)
     run = line.bulk.seconds * REQUEUED / max(1, line.bulk.requeued)
     at_most: list[tuple[str, float, float, str]] = [
         (f"slowest page, p95 ({slowest.path})", slowest.p95_ms, LONGEST_MS, " ms"),
-        (f"slowest first answer ({latest.path})", latest.first_ms, LONGEST_MS, " ms"),
         (f"requeueing {REQUEUED:,}", run, LONGEST_RUN, " s"),
     ]
     return [
-        Budget(f"{line.database}: {what}", measured, bound, "most", unit=unit)
+        Budget(f"{line.database}, {line.waiting} % waiting: {what}", measured, bound, "most", unit=unit)
         for what, measured, bound, unit in at_most
     ]
 

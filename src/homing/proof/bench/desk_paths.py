@@ -67,6 +67,13 @@ QUERIES: Final = (
     "words that nobody wrote",
     "status:dead lane:dispatch_jobs type:order.* meta.tenantId:acme to:*@x.com since:2h",
 )
+#: What a bulk run is asked for; how many it would be is counted first.
+_BULK: Final = (
+    ("status:dead", "requeue"),
+    ("status:waiting", "cancel"),
+    ("status:waiting type:order.*", "cancel"),
+    ("to:*@x.com status:dead", "requeue"),
+)
 
 
 async def paths_of(homing: Homing) -> list[str]:
@@ -105,7 +112,7 @@ async def _samples(homing: Homing) -> dict[str, Sequence[str]]:
         "/messages/{id:str}/mail.txt": [f"/messages/{id}/mail.txt" for id in mails],
         "/messages/{id:str}/mail.eml": [f"/messages/{id}/mail.eml" for id in mails],
         "/bulk/{id:int}": [f"/bulk/{run.id}"],
-        "/bulk/new": [f"/bulk/new?{urlencode({'q': 'status:dead', 'verb': 'requeue'})}"],
+        "/bulk/new": [f"/bulk/new?{urlencode({'q': line, 'verb': verb})}" for line, verb in _BULK],
         "/targets/one": [f"/targets/one?target={quote(target)}"],
         "/credentials/one": [f"/credentials/one?id={text_of(issued.row['id'])}"],
         "/subscriptions/one": ["/subscriptions/one?id=7"],

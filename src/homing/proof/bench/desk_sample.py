@@ -220,7 +220,7 @@ FROM numbers
 
 
 async def fill(database: Database, messages: int, waiting: int = USUAL) -> None:
-    """That many messages over all lanes, `waiting` of a hundred not sent yet; and what an operator has left."""
+    """That many messages over all lanes, `waiting` of a hundred not sent yet; and what operators left."""
     now_ms = time.time_ns() // 1_000_000
     rows = {lane: messages * share // 100 for lane, share in SHARES.items()}
     tables = (

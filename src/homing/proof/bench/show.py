@@ -159,7 +159,7 @@ def desk_table(result: DeskTable) -> RenderableType:
 
 
 def _page_table(line: DeskLine) -> Table:
-    name = f"{line.database}, {line.messages:,} messages"
+    name = f"{line.database}, {line.messages:,} messages, {line.waiting} % waiting"
     table = _table(name, "p50 ms", "p95 ms", "longest ms", "first ms")
     for page in sorted(line.pages, key=lambda page: -page.p95_ms):
         figures = (page.p50_ms, page.p95_ms, page.longest_ms, page.first_ms)
@@ -168,7 +168,12 @@ def _page_table(line: DeskLine) -> Table:
 
 
 def _bulk_words(line: DeskLine) -> str:
-    return f"{line.bulk.requeued:,} dead jobs were requeued in {line.bulk.seconds:.1f} s."
+    first = latest(line)
+    return (
+        f"Filled in {line.filled_in:.0f} s. {line.bulk.requeued:,} dead jobs were requeued in"
+        f" {line.bulk.seconds:.1f} s. The slowest first answer of a process took {first.first_ms:,.0f} ms:"
+        f" {_shortened(unquote_plus(first.path))}"
+    )
 
 
 def _shortened(path: str, most: int = 90) -> str:

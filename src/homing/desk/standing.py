@@ -1,0 +1,68 @@
+"""How much there is in which state of each lane, for a page: at once, if not always to the last message.
+
+On PostgreSQL what waits is counted in an index, which takes its time when millions do. So a page shows what
+was counted last, and how old that is, while it is counted anew. A process that has just begun knows nothing
+yet: it counts up to a number, and says that there are more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from homing.db.backlog import Snapshot
+from homing.db.lately import Lately
+from homing.engine.model import Monotonic
+from homing.messages.model import HowMany, LaneDesk, LaneName, Wanted
+
+#: Up to so many of a state are counted for somebody who waits: 5 to 20 ms in an index.
+MOST: Final = 100_000
+#: Seconds that a page waits for the exact figures, and for what no index serves.
+_PATIENCE, _LONGEST = 0.05, 0.05
+#: Counting may take this share of the database's time, no more.
+_SHARE_FOR_COUNTING = 0.05
+
+
+def _serves(took: float) -> float:
+    return took / _SHARE_FOR_COUNTING
+
+
+class Standing:
+    """Of one lane."""
+
+    def __init__(self, lane: LaneDesk, monotonic: Monotonic = time.monotonic) -> None:
+        self._lane = lane
+        self._counts = Lately(lane.counts, _serves, monotonic)
+        # Apart, so that it is always of now: it is one entry of an index, and what is judged by.
+        self._oldest_due = Lately(lane.oldest_due, _serves, monotonic)
+
+    async def look(self) -> Snapshot:
+        snapshot, oldest_due = await asyncio.gather(self._counted(), self._oldest_due())
+        return Snapshot(snapshot.counts, oldest_due, snapshot.age, snapshot.at_least)
+
+    async def _counted(self) -> Snapshot:
+        known = await self._counts.at_hand(_PATIENCE)
+        return await self._at_least() if known is None else Snapshot(known.answer, 0.0, known.age)
+
+    async def _at_least(self) -> Snapshot:
+        """How many have arrived is what is left when all others are counted: that is not known here."""
+        states = [state for state, phase in self._lane.phases.items() if phase != "delivered"]
+        found = dict(
+            zip(states, await asyncio.gather(*(self._up_to_most(state) for state in states)), strict=True)
+        )
+        counts = {state: found[state].number if state in found else 0 for state in self._lane.phases}
+        unsure = {state for state in counts if state not in found or found[state].is_lower_bound}
+        return Snapshot(counts, 0.0, at_least=frozenset(unsure))
+
+    async def _up_to_most(self, state: str) -> HowMany:
+        wanted = Wanted(lanes=(self._lane.name,), states=(state,))
+        return await self._lane.count(wanted, most=MOST, seconds=_LONGEST)
+
+
+class Standings:
+    """Of all lanes."""
+
+    def __init__(self, lanes: Mapping[LaneName, LaneDesk]) -> None:
+        self.of: Mapping[LaneName, Standing] = {name: Standing(lane) for name, lane in lanes.items()}

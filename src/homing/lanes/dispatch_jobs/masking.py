@@ -1,0 +1,61 @@
+"""What is left out for who may only look: secrets of receivers that stand in a job's URL and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from litestar import Request
+from msgspec.structs import replace
+
+from homing.lanes.dispatch_jobs.dead_letters import SOURCE
+from homing.lanes.dispatch_jobs.look import host_of, without_query
+from homing.lanes.dispatch_jobs.view import JobSummary, JobView
+
+Job = TypeVar("Job", bound=JobSummary)
+
+HIDDEN: Final = "…"
+#: Who makes jobs, or mends them, knows their secrets.
+_TRUSTED: Final = ("jobs:write", "jobs:operate")
+#: What a producer's header holds is the receiver's business. These are known to hold no secret; a list of those
+#: that may would always lack one.
+_HARMLESS: Final = frozenset(
+    {
+        *("accept", "accept-charset", "accept-encoding", "accept-language", "cache-control"),
+        *("content-encoding", "content-language", "expect", "from", "priority", "user-agent"),
+        *("x-correlation-id", "x-request-id", "traceparent"),
+    }
+)
+
+
+def is_harmless(header: str) -> bool:
+    return header.lower() in _HARMLESS
+
+
+def shown_url(source: str, url: str) -> str:
+    """Without the query. Of our own jobs, where they go is a setting: a chat's address is a secret as a whole."""
+    if source != SOURCE:
+        return without_query(url)
+    return f"{url.partition('://')[0]}://{host_of(url)}/{HIDDEN}"
+
+
+def sight_of(request: Request[Any, Any, Any]) -> Callable[[Job], Job]:
+    """What to do with a job before it is answered. Without a door nobody is asked: for tests of routes."""
+    user = request.scope.get("user")
+    is_trusted = user is None or any(user.may(scope) for scope in _TRUSTED)
+    return _of_trusted if is_trusted else masked
+
+
+def _of_trusted(job: Job) -> Job:
+    return masked(job) if job.source == SOURCE else job
+
+
+def masked(job: Job) -> Job:
+    url = shown_url(job.source, job.target_url)
+    if isinstance(job, JobView):
+        return replace(job, target_url=url, headers=_masked(job.headers))
+    return replace(job, target_url=url)
+
+
+def _masked(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value if is_harmless(name) else HIDDEN for name, value in headers.items()}
