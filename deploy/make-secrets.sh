@@ -17,6 +17,8 @@ write() {
         printf '%s' "$2" > "secrets/$1"
         chmod 0444 "secrets/$1"
         echo "made deploy/secrets/$1"
+    else
+        echo "kept deploy/secrets/$1"
     fi
 }
 
@@ -28,6 +30,7 @@ write homing_database_url "postgresql://homing:$(cat secrets/postgres_password)@
 write homing_broker_url "amqp://homing:$(cat secrets/rabbitmq_password)@rabbitmq:5672/"
 # Where mails go. catch:// keeps them to look at; put smtp://user:password@host here to send them.
 write homing_mail_url "catch://"
+chmod 0644 secrets/homing_mail_url
 # Filled by `homing keys create`; docs/deployment.md says how.
 if [ ! -e secrets/homing_metrics_key ]; then
     : > secrets/homing_metrics_key

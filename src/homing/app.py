@@ -134,7 +134,7 @@ class Homing:
             encryption_key=settings.encryption_key,
             sessions=SessionTerms(settings.session_idle_minutes * 60, settings.session_hours * 3600),
         )
-        self.bulk = Bulk(self.ground, self.access.audit, self.desk)
+        self.bulk = Bulk(self.ground, self.access, self.desk)
         #: What is deleted when; nothing, unless it was said.
         self.pruning = plan(
             read_retention(settings.retention),

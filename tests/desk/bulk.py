@@ -52,7 +52,16 @@ class BulkBench(Bench):
         """The same runs, where mails go through somebody's hands."""
         lanes: dict[LaneName, Any] = {**self.homing.desk.lanes}
         lanes["mail_outbox"] = Troubled(lanes["mail_outbox"], act)
-        return BulkRuns(self.homing.database, lanes, self.homing.access.audit)
+        access = self.homing.access
+        return BulkRuns(self.homing.database, lanes, access.audit, access.scopes_of)
+
+    async def hire(self, name: str, role: str = "admin") -> None:
+        """A user without a password: to make one takes a while, and nobody logs in here."""
+        await self.sql(
+            "INSERT INTO homing_user (name, password, role, created_by) "
+            "VALUES (:name, '', :role, 'cli:test') ON CONFLICT (name) DO NOTHING RETURNING name",
+            name=name, role=role,
+        )  # fmt: skip
 
     async def mails(self, count: int, status: str = "failed", error: str | None = TIMEOUT) -> None:
         """As another program would write them, all at once."""
@@ -90,4 +99,6 @@ class BulkBench(Bench):
 @asynccontextmanager
 async def bulk_bench(database_url: str, **settings: Any) -> AsyncIterator[BulkBench]:
     async with bench(database_url, **settings) as lane:
-        yield BulkBench(lane.homing, lane.log)
+        found = BulkBench(lane.homing, lane.log)
+        await found.hire("ann")
+        yield found

@@ -11,6 +11,7 @@ from homing.access.keys import ApiKeys
 from homing.access.login import Logins
 from homing.access.memory import KEPT
 from homing.access.passwords import Cost, Passwords
+from homing.access.scopes import EVERYTHING
 from homing.access.sessions import Sessions, SessionTerms
 from homing.access.users import Users
 from homing.db import Database, load_queries
@@ -54,6 +55,18 @@ class Access:
         rows = await self._database.fetch(self._queries["is_configured"], {})
         self._is_configured, self._looked = bool(rows[0]["configured"]), began
         return self._is_configured
+
+    async def scopes_of(self, who: str) -> frozenset[str] | None:
+        """What somebody may do now whom the audit log names so; None: they do not count any more.
+
+        Whoever works on the machine itself may do everything: by the command line, or while there are no keys.
+        """
+        kind, _, id = who.partition(":")
+        if kind == "user":
+            return await self.users.scopes_of(id)
+        if kind == "key":
+            return await self.keys.scopes_of(id)
+        return EVERYTHING
 
     async def require_configured(self, host: str) -> None:
         """Before listening on an address that others can reach."""

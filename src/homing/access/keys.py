@@ -109,6 +109,11 @@ class ApiKeys:
             return
         self._known.forget(id)
 
+    async def scopes_of(self, id: str) -> frozenset[str] | None:
+        """What a key may do now, read anew; None: it does not count any more."""
+        (known,) = await self._load([id])
+        return known.principal.scopes if known is not None and known.state == "valid" else None
+
     # ── for people ───────────────────────────────────────────────────────────────────────────────
 
     async def create(self, order: KeyOrder, *, by: str) -> IssuedKey:

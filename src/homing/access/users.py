@@ -44,6 +44,11 @@ class Users:
         rows = await self._database.fetch(self._queries["load_user"], {"name": name})
         return rows[0] if rows else None
 
+    async def scopes_of(self, name: str) -> frozenset[str] | None:
+        """What somebody may do now; None: there is no such user any more."""
+        row = await self.find(name)
+        return ROLES[row["role"]] if row is not None else None
+
     async def list(self) -> Sequence[Row]:
         return await self._database.fetch(self._queries["list_users"], {})
 

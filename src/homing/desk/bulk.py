@@ -7,7 +7,7 @@ down after each how far it came. It means what was there when it was ordered, so
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -23,6 +23,8 @@ from homing.messages.model import LANES, LaneDesk, LaneName, Verb, Wanted
 RunState = Literal["counting", "running", "done", "cancelled", "failed"]
 #: Whether somebody has a scope.
 May = Callable[[str], bool]
+#: What somebody may do now, by the name that the audit log has for them; None: they do not count any more.
+Rights = Callable[[str], Awaitable[frozenset[str] | None]]
 
 #: Announced when there is something to do or to stop.
 CHANNEL: Final = "homing_bulk_run"
@@ -144,12 +146,13 @@ class BulkRuns:
         database: Database,
         lanes: Mapping[LaneName, LaneDesk],
         audit: AuditLog,
+        rights: Rights,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.database, self.lanes, self.audit = database, lanes, audit
         self._queries = load_queries(__package__ or "", database.dialect, "bulk")
-        self._clock = clock
+        self._rights, self._clock = rights, clock
 
     async def run(self, name: str, **parameters: Any) -> Sequence[Row]:
         """Run a query by name."""
@@ -188,6 +191,17 @@ class BulkRuns:
             raise Forbidden(f"this needs the scope {_DESK}")
         for name in lanes:
             _require(may, self.lanes[name].scope, name, several=len(lanes) > 1)
+
+    async def objection_to(self, run: BulkRun) -> str | None:
+        """Why a run may not go on: an order does not outlive the right to it."""
+        scopes = await self._rights(run.created_by)
+        if scopes is None:
+            return f"{run.created_by}, who ordered it, was removed, or is revoked or expired"
+        try:
+            self._require_allowed(run.lanes, scopes.__contains__)
+        except Forbidden as why:
+            return f"{run.created_by}, who ordered it, may not any more: {why}"
+        return None
 
     # ── how many ─────────────────────────────────────────────────────────────────────────────────
 

@@ -35,6 +35,8 @@ LEASE_SECONDS: Final = 15.0
 #: How often a process looks for runs that nobody has, and how soon one that is looking notices a stop.
 _LONGEST_PAUSE = 1.0
 _NOTICED_WITHIN = 0.3
+#: Seconds between two looks whether whoever ordered a run still may.
+_RIGHTS_EVERY = 2.0
 #: So often in a row a run is tried again when a database is away, each time later.
 _MOST_TROUBLES = 20
 _LONGEST_DELAY = 60.0
@@ -179,8 +181,8 @@ class BulkRunner:
 
     async def _leave(self, hold: _Hold) -> None:
         """Stopped by a person, and so at its end; or left to another process, which begins at once."""
-        if hold.is_cancelled:
-            await self._finish(hold, "cancelled")
+        if hold.is_cancelled or hold.objection is not None:
+            await self._finish(hold, "cancelled", hold.objection)
         elif hold.is_ours:
             await hold.write("release", delay=0.0, error=None)
 
@@ -211,8 +213,14 @@ def _obituary(run: BulkRun, state: str, error: str | None) -> Entry:
     figures = {"total": run.total, "done": run.done, "skipped": run.skipped, "failed": run.failed}
     told = {"verb": run.verb, "query": run.query, "state": state, **figures, "seconds": round(run.seconds, 1)}
     detail = {**told, "error": error} if error is not None else told
-    outcome: Outcome = "failed" if state == "failed" else "done"
-    return Entry(run.created_by, "bulk.end", f"bulk_{run.id}", None, detail, outcome)
+    return Entry(run.created_by, "bulk.end", f"bulk_{run.id}", None, detail, _outcome(state, error))
+
+
+def _outcome(state: str, error: str | None) -> Outcome:
+    """One that somebody stopped has no error; one that was not allowed any more has."""
+    if state == "failed":
+        return "failed"
+    return "refused" if state == "cancelled" and error is not None else "done"
 
 
 class _Hold:
@@ -224,6 +232,8 @@ class _Hold:
         self.progress = msgspec.json.decode(row["progress"], type=Progress)
         self.is_cancelled = self.run.state == "cancelled"
         self.is_ours = True
+        #: Why whoever ordered it may not any more.
+        self.objection: str | None = None
         self._fence: int = row["fence"]
         self._lease_seconds = lease_seconds
         self._stopping = stopping
@@ -244,7 +254,8 @@ class _Hold:
 
     @property
     def is_going_on(self) -> bool:
-        return self.is_ours and not self.is_cancelled and not self._stopping.is_set()
+        is_stopped = self.is_cancelled or self.objection is not None or self._stopping.is_set()
+        return self.is_ours and not is_stopped
 
     def require_going_on(self) -> None:
         if not self.is_going_on:
@@ -272,13 +283,15 @@ class _Hold:
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """The lease is renewed meanwhile, and it is noticed when somebody stops the run."""
+        await self._ask_for_right()
         self.require_going_on()
-        keeping = asyncio.create_task(self._keep())
+        keeping = [asyncio.create_task(one) for one in (self._keep(), self._keep_asking())]
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
 
     async def _keep(self) -> None:
         renewed = time.monotonic()
@@ -289,6 +302,17 @@ class _Hold:
             with suppress(DatabaseError):
                 self._heed(await self.write("renew" if is_time else "standing"))
                 renewed = time.monotonic() if is_time else renewed
+
+    async def _keep_asking(self) -> None:
+        while not self._over.is_set():
+            await asyncio.sleep(_RIGHTS_EVERY)
+            with suppress(DatabaseError):
+                await self._ask_for_right()
+
+    async def _ask_for_right(self) -> None:
+        self.objection = await self.runs.objection_to(self.run)
+        if self.objection is not None:
+            self._over.set()
 
     def _heed(self, rows: Sequence[Row]) -> None:
         self.is_ours = bool(rows)

@@ -14,7 +14,8 @@ _CARRIED: tuple[tuple[bytes, bytes], ...] = (
         b"content-security-policy",
         (
             b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-            b"connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'self'; base-uri 'none'"
+            b"connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'self'; "
+            b"base-uri 'none'"
         ),
     ),
     (b"x-content-type-options", b"nosniff"),

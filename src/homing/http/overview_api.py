@@ -43,6 +43,7 @@ class OverviewApi(Controller):
     ) -> OverviewView:
         """Of the lanes whose read scope the key has.
 
-        Durations are seconds. A `series` goes back as many hours as asked for, in even steps."""
+        Durations are seconds. A `series` goes back as many hours as asked for, in even steps.
+        """
         user: Principal = request.user
         return await overview.look(datetime.now(UTC), hours=_HOURS[hours], may=user.may)

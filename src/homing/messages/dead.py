@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -16,6 +16,7 @@ from homing.db.conditions import is_one_of, readable
 from homing.db.looking import Table
 from homing.db.walking import counted_up_to
 from homing.engine.likeness import code_like, likeness
+from homing.messages.codes import escaped, told_apart
 from homing.messages.model import LANES, DeadGroup, HowMany, LaneName, Wanted
 
 #: Of a lane without an index by error so many of the newest dead are looked at, and of these so many read.
@@ -30,6 +31,8 @@ MOST_CODES: Final = 2_000
 _MOST_GROUPS = 200
 _MOST_KINDS = 5
 _LONGEST_EXAMPLE = 500
+#: So long may the codes of a group be together, for its query line to hold them.
+_LONGEST_CODES: Final = 1_500
 
 
 class Cause(Struct, frozen=True):
@@ -47,7 +50,7 @@ class Cause(Struct, frozen=True):
 
 def cause_of(row: Row, *, is_lower_bound: bool, words: Callable[[str], str] = str) -> Cause:
     return Cause(
-        row["code"] or None,
+        None if row["code"] is None else told_apart(row["code"]),
         row["count"],
         readable(row["first_at"]),
         readable(row["last_at"]),
@@ -66,44 +69,81 @@ def groups_of(
     targets: Mapping[str | None, str] | None = None,
 ) -> list[DeadGroup]:
     """The largest first. Codes that another program wrote with numbers or names in them fall together."""
+    groups = [
+        replace(_group(lane, some, id_of), kinds=_kinds(said, some), target=_target(targets or {}, some))
+        for some in _alike(causes)
+    ]
+    return sorted(groups, key=lambda group: (-group.count, group.error or "", group.codes))[:_MOST_GROUPS]
+
+
+def _alike(causes: Sequence[Cause]) -> Iterable[Sequence[Cause]]:
+    """Causes that are one group: their codes are alike, and fit into one query line.
+
+    A group is requeued by its codes. A pattern instead of them could mean others, too.
+    """
     alike: dict[str | None, list[Cause]] = defaultdict(list)
     for cause in causes:
-        alike[_alike(cause.code)].append(cause)
-    kinds, going = _kinds(said), targets or {}
-    groups = [
-        replace(_group(lane, error, some, id_of), kinds=kinds.get(error, ()), target=going.get(error))
-        for error, some in alike.items()
-    ]
-    return sorted(groups, key=lambda group: (-group.count, group.error or ""))[:_MOST_GROUPS]
+        alike[None if cause.code is None else code_like(cause.code)].append(cause)
+    for some in alike.values():
+        yield from _portions(sorted(some, key=lambda cause: -cause.count))
 
 
-def _alike(code: str | None) -> str | None:
-    return None if code is None else code_like(code)
+def _portions(causes: Sequence[Cause]) -> Iterable[Sequence[Cause]]:
+    portion: dict[str | None, list[Cause]] = defaultdict(list)
+    length = 0
+    for cause in causes:
+        # Long codes that begin alike are one code, and never in two groups.
+        needed = 0 if cause.code in portion else _length(cause.code)
+        if length + needed > _LONGEST_CODES:
+            yield [one for some in portion.values() for one in some]
+            portion, length = defaultdict(list), 0
+        portion[cause.code].append(cause)
+        length += needed
+    yield [one for some in portion.values() for one in some]
 
 
-def _kinds(said: Mapping[str | None, Sequence[str]]) -> Mapping[str | None, tuple[tuple[str, int], ...]]:
-    found: dict[str | None, Counter[str]] = defaultdict(Counter)
-    for code, texts in said.items():
+def _length(code: str | None) -> int:
+    """Of a code in a query line, when it is quoted."""
+    if code is None:
+        return 0
+    text = escaped(code)
+    return len(' code:""') + len(text) + text.count('"') + text.count("\\")
+
+
+def _kinds(said: Mapping[str | None, Sequence[str]], causes: Sequence[Cause]) -> tuple[tuple[str, int], ...]:
+    found: Counter[str] = Counter()
+    for code in {cause.code for cause in causes}:
         # Most say the same to the letter, so each text is looked at once.
-        for text, count in Counter(texts).items():
-            found[_alike(code)][likeness(text)] += count
-    return {error: tuple(counts.most_common(_MOST_KINDS)) for error, counts in found.items()}
+        for text, count in Counter(said.get(code, ())).items():
+            found[likeness(text)] += count
+    return tuple(found.most_common(_MOST_KINDS))
 
 
-def _group(
-    lane: LaneName, error: str | None, causes: Sequence[Cause], id_of: Callable[[int], str]
-) -> DeadGroup:
+def _target(targets: Mapping[str | None, str], causes: Sequence[Cause]) -> str | None:
+    """That of the most frequent code."""
+    return targets.get(max(causes, key=lambda cause: cause.count).code)
+
+
+def _group(lane: LaneName, causes: Sequence[Cause], id_of: Callable[[int], str]) -> DeadGroup:
     newest = max(causes, key=lambda cause: cause.newest)
+    codes = tuple(dict.fromkeys(cause.code for cause in causes if cause.code is not None))
     return DeadGroup(
         lane,
-        error,
+        _name(codes),
         sum(cause.count for cause in causes),
         min((cause.first_at for cause in causes if cause.first_at is not None), default=None),
         max((cause.last_at for cause in causes if cause.last_at is not None), default=None),
         newest.text[:_LONGEST_EXAMPLE],
         id_of(newest.newest),
         is_lower_bound=any(cause.is_lower_bound for cause in causes),
+        codes=codes,
     )
+
+
+def _name(codes: Sequence[str]) -> str | None:
+    if not codes:
+        return None
+    return codes[0] if len(codes) == 1 else code_like(codes[0])
 
 
 class Way(Protocol):
@@ -191,5 +231,5 @@ class DeadByText(Walked):
         ]
         said: dict[str | None, list[str]] = defaultdict(list)
         for row in await self._ask("dead_words", most=MOST_READ) if rows else ():
-            said[row["code"] or None].append(self._words(row["text"] or ""))
+            said[row["code"]].append(self._words(row["text"] or ""))
         return groups_of(self.name, causes, said, id_of=self._id_of)

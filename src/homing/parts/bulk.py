@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homing.access.audit import AuditLog
+from homing.access.desk import Access
 from homing.desk.bulk import BulkRuns
 from homing.desk.bulk_runner import BulkRunner
 from homing.desk.desk import Desk
@@ -12,9 +12,9 @@ from homing.parts.ground import Ground
 
 
 class Bulk:
-    def __init__(self, ground: Ground, audit: AuditLog, desk: Desk) -> None:
+    def __init__(self, ground: Ground, access: Access, desk: Desk) -> None:
         self._ground = ground
-        self.runs = BulkRuns(ground.database, desk.lanes, audit)
+        self.runs = BulkRuns(ground.database, desk.lanes, access.audit, access.scopes_of)
 
     def runner(self) -> BulkRunner:
         return BulkRunner(self.runs, self._ground.telemetry, owner=self._ground.owner)

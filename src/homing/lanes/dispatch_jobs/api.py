@@ -189,7 +189,7 @@ class Jobs(Controller):
     async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
         """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any.
 
-        The query of a `targetUrl` often holds a secret: it is shown to who may write or operate jobs.
+        The query of a `targetUrl` often holds a secret: who may write or operate jobs sees it.
         """
         given = Parameters(request.query_params.multi_items(), (*NAMES, *_PAGING), metadata=True)
         size = given.number("size", 20, 1, 100)
@@ -248,7 +248,7 @@ class Jobs(Controller):
     ) -> JobView:
         """`waitingFor` says why an open job is not sent yet, and until when.
 
-        Headers and the query of `targetUrl` are shown to who may write or operate jobs: they may hold secrets.
+        Headers and the query of `targetUrl` may hold secrets: who may write or operate jobs sees them.
         """
         return sight_of(request)(await _shown(dispatch_jobs, job_number(job_id)))
 

@@ -17,8 +17,8 @@ Job = TypeVar("Job", bound=JobSummary)
 HIDDEN: Final = "…"
 #: Who makes jobs, or mends them, knows their secrets.
 _TRUSTED: Final = ("jobs:write", "jobs:operate")
-#: What a producer's header holds is the receiver's business. These are known to hold no secret; a list of those
-#: that may would always lack one.
+#: What a producer's header holds is the receiver's business. These are known to hold no secret; a list of
+#: those that may would always lack one.
 _HARMLESS: Final = frozenset(
     {
         *("accept", "accept-charset", "accept-encoding", "accept-language", "cache-control"),
@@ -33,7 +33,7 @@ def is_harmless(header: str) -> bool:
 
 
 def shown_url(source: str, url: str) -> str:
-    """Without the query. Of our own jobs, where they go is a setting: a chat's address is a secret as a whole."""
+    """Without the query. Our own jobs go where a setting says: a chat's address is a secret as a whole."""
     if source != SOURCE:
         return without_query(url)
     return f"{url.partition('://')[0]}://{host_of(url)}/{HIDDEN}"

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from homing.proof.bench.create import CreateTable
-from homing.proof.bench.desk import DeskLine, DeskTable
+from homing.proof.bench.desk import DeskLine, DeskTable, latest
 from homing.proof.bench.email_race import EmailTable
 from homing.proof.bench.fairness import FairnessTable
 from homing.proof.bench.latency import LatencyTable

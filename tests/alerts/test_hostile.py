@@ -1,0 +1,189 @@
+"""Alerts whatever others write: keys that are ours, words that no database takes, words without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.bench import NOWHERE, PEOPLE, AlertBench, alert_bench
+from tests.http.door import opened_door
+
+from homing.alerts import deaths
+from homing.alerts.store import Deaths
+
+FAIL = (
+    "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, error) "
+)
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("key", ["homing-alert:1", "Homing-ALERT:1:x"])
+async def test_the_keys_of_alerts_are_nobody_elses(sqlite_url: str, key: str) -> None:
+    async with opened_door(sqlite_url) as door:
+        writer = await door.key("mail:write")
+        mail = {"to": "ann@example.org", "subject": "Hi", "text": ".", "idempotencyKey": key}
+        reply = await door.ask("POST", "/api/mail", writer, json=mail)
+        assert reply.status_code == 400
+        assert "Homing's own alerts" in reply.json()["error"]["message"]
+        assert reply.json()["error"]["details"]["field"] == "idempotencyKey"
+        several = (await door.ask("POST", "/api/mail", writer, json=[mail])).json()
+        assert [item["verdict"] for item in several["items"]] == ["invalid"]
+        assert await door.sql("SELECT id FROM mail_outbox") == []
+
+
+async def test_the_source_of_alerts_is_nobody_elses(sqlite_url: str) -> None:
+    async with opened_door(sqlite_url) as door:
+        writer = await door.key("jobs:write")
+        job = {"source": "homing", "type": "homing.alert", "targetUrl": "https://a.example/", "payload": "{}"}
+        reply = await door.ask("POST", "/api/dispatch/jobs", writer, json=job)
+        assert (reply.status_code, reply.json()["error"]["details"]["field"]) == (400, "source")
+        assert await door.sql("SELECT id FROM dispatch_job") == []
+
+
+async def take_key(bench: AlertBench, **columns: Any) -> None:
+    """Put a mail where the one alert that waits wants to put its own."""
+    ((id, token),) = [(row["id"], row["token"]) for row in await bench.tables.rows("homing_alert")]
+    await bench.mail(idempotency_key=f"homing-alert:{id}:{token}", **columns)
+
+
+async def untold(bench: AlertBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alert is raised, and its process ends before it is handed over."""
+
+    async def nothing() -> int:
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.watch.post, "hand_over", nothing)
+        await bench.kill_mails(1)
+        await bench.look()
+
+
+@pytest.mark.parametrize("columns", [{}, {"fingerprint": "another"}])
+async def test_a_mail_under_the_key_of_an_alert_does_not_pass_for_it(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any]
+) -> None:
+    async with alert_bench(database_url) as bench:
+        await untold(bench, monkeypatch)
+        await take_key(bench, **columns)
+        await bench.look()
+        assert len(bench.log.all("alert.key_taken")) == 1
+        assert [mail["to_address"] for mail in await bench.alert_mails()] == ["ann@example.org", PEOPLE]
+        (told,) = await bench.told()
+        assert told.mail_id == (await bench.alert_mails())[-1]["id"]
+
+
+async def test_an_alert_whose_key_is_taken_goes_by_the_other_way(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alert_bench(database_url, alert_webhook_url=NOWHERE) as bench:
+        await untold(bench, monkeypatch)
+        await bench.tables.change("homing_alert", {"ways": '["mail"]'})
+        await take_key(bench)
+        await bench.look()
+        (told,), (job,) = await bench.told(), await bench.alert_jobs()
+        assert (told.mail_id, told.job_id) == (None, job["id"])
+
+
+async def test_the_keys_of_alerts_cannot_be_guessed(database_url: str) -> None:
+    async with alert_bench(database_url, alert_webhook_url=NOWHERE) as bench:
+        for number in range(2):
+            await bench.kill_mails(1, f"error_{number}: x")
+        await bench.look()
+        mails, jobs = await bench.alert_mails(), await bench.alert_jobs()
+        keys = [row["idempotency_key"] for row in mails]
+        assert sorted(keys) == sorted(row["idempotency_key"] for row in jobs)
+        secrets = {key.split(":")[2] for key in keys}
+        assert [len(secret) for secret in secrets] == [32, 32]
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("a\x00b", "a b"),
+        ("x" * 9000, "x" * 100),
+        ("550", "550"),
+        (" ", "unclassified"),
+        ("é" * 400, "é" * 100),
+    ],
+    ids=["nul", "long", "number", "blank", "wide"],
+)
+async def test_an_odd_word_of_another_program_stops_nothing(database_url: str, code: str, word: str) -> None:
+    async with alert_bench(database_url) as bench:
+        sql = bench.tables.sql
+        await bench.look()
+        for id, one in enumerate((code, "later_good")):
+            error = msgspec.json.encode({"code": one}).decode()
+            await sql(f"{FAIL} VALUES ({id}, 1, 'k', 'failed', :error) RETURNING 1 AS one", error=error)
+            await bench.look()
+        causes = [one.cause for one in await bench.told()]
+        assert causes == [f"dead:open_events:{word}", "dead:open_events:later_good"]
+
+
+async def test_a_long_reason_of_a_dead_email_stops_nothing(database_url: str) -> None:
+    async with alert_bench(database_url) as bench:
+        sql = bench.tables.sql
+        for reason in ("y" * 9000, "Plain"):
+            await sql("INSERT INTO email_log (to_address) VALUES ('a@example.org') RETURNING id")
+            await sql(
+                "UPDATE email_log SET status = 'Dead', dead_reason = :reason "
+                "WHERE status = 'Pending' RETURNING id",
+                reason=reason,
+            )
+        await bench.look()
+        assert {one.cause for one in await bench.told()} == {
+            f"dead:email_log:{'y' * 100}", "dead:email_log:Plain",
+        }  # fmt: skip
+        assert await bench.tables.rows("homing_email_death") == []
+
+
+@pytest.mark.parametrize("lane", ["email_log", "open_events"])
+async def test_what_is_refused_all_the_same_is_counted_without_its_word(
+    postgres_url: str, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alert_bench(postgres_url) as bench:
+        await bench.look()
+        sql = bench.tables.sql
+        if lane == "email_log":
+            await sql("INSERT INTO email_log (to_address) VALUES ('a'), ('b') RETURNING id")
+            await sql("UPDATE email_log SET status = 'Dead', dead_reason = 'Bad ' || id RETURNING id")
+        else:
+            both = ", ".join(f"({id}, 1, 'k', 'failed', '{{\"code\": \"bad\"}}')" for id in (1, 2))
+            await sql(f"{FAIL} VALUES {both} RETURNING 1 AS one")
+        with monkeypatch.context() as patch:
+            patch.setattr(deaths, "word_of", lambda error: error if error == "unclassified" else "\x00")
+            await bench.look()
+        assert [(one.cause, one.title[:2]) for one in await bench.told()] == [
+            (f"dead:{lane}:unclassified", "2 ")
+        ]
+        await bench.look()
+        assert len(await bench.told()) == 1
+
+
+async def test_words_without_end_are_told_together(database_url: str) -> None:
+    async with alert_bench(database_url) as bench:
+        for number in range(80):
+            await bench.kill_mails(1, f"made_up_{chr(97 + number % 26)}{'x' * (number // 26)}: x")
+        await bench.look()
+        rows = await bench.tables.rows("homing_alert_cause", kind="dead")
+        pending = {row["cause"]: msgspec.json.decode(row["facts"])["count"] or row["pending"] for row in rows}
+        assert len(pending) == 51
+        assert pending["dead:mail_outbox:various"] == 30
+
+
+def test_what_is_alike_is_one_cause_and_the_rest_is_counted_with_it() -> None:
+    given = [deaths.deaths_of("email_log", word, 2, "email_1") for word in ("no x 1", "no x 2", "various")]
+    full = frozenset(f"dead:email_log:{n}" for n in range(50))
+    assert [(one.cause, one.count) for one in deaths.bounded("email_log", given, frozenset())] == [
+        ("dead:email_log:no x *", 4),
+        ("dead:email_log:various", 2),
+    ]
+    (one,) = deaths.bounded("email_log", given, full)
+    assert one == Deaths(
+        "dead:email_log:various", {"lane": "email_log", "error": "various", "example": "email_1"}, 6
+    )
