@@ -101,9 +101,6 @@ class Homing:
             self.ground, self.notify_database, self.mails_part.sender, self.mails_part.orders
         )
         self._name_parts()
-        self.desk = make_desk(
-            self.ground, self.mails_part, self.jobs_part, self.emails_part, self.notifications_part
-        )
         self.operations = Operations(
             self.ground,
             lambda: self.lines,
@@ -118,6 +115,10 @@ class Homing:
             },
         )
         self.fleet = self.operations.fleet
+        self.desk = make_desk(
+            self.ground, self.mails_part, self.jobs_part, self.emails_part, self.notifications_part,
+            why_idle=self.operations.why_idle,
+        )  # fmt: skip
         self.alerts_part = Alerts(
             self.ground,
             mails=self.mails_part,
@@ -125,6 +126,7 @@ class Homing:
             emails=self.emails_part,
             notifications=self.notifications_part,
             fleet=self.fleet,
+            desk=self.desk,
         )
         self.alerts = self.alerts_part.desk
         #: Who may do what; always in the main database.

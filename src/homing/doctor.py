@@ -17,6 +17,7 @@ from homing.db import Database, Query, redact
 from homing.desk.checkup import Finding
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
+from homing.messages.model import LANES, LaneName
 from homing.senders.egress import parse_networks
 from homing.senders.providers import PROVIDERS, check_provider
 from homing.senders.smtp_protocol import Limits
@@ -28,6 +29,8 @@ _MOST_SKEW = 2.0
 #: Credentials that are looked at together.
 _AT_ONCE = 500
 _WEEKS_AHEAD = 4
+#: Seconds: what is due may be looked after by a command that is run every minute.
+_UNCLAIMED = 60.0
 
 
 __all__ = ["Finding", "examine", "findings"]
@@ -90,8 +93,33 @@ async def _workers(homing: Homing) -> Finding:
             for one in pauses
         )
         return Finding("workers", False, f"{told}; `homing workers resume` ends it")
-    states = Counter(worker.state for worker in await homing.fleet.workers() if worker.state != "stopped")
-    return Finding("workers", True, ", ".join(f"{n} {state}" for state, n in states.items()) or "none is up")
+    if idle := await _left_alone(homing):
+        return Finding("workers", False, f"{'; '.join(idle)}; start `homing work`, or `homing up`")
+    workers = [one for one in await homing.fleet.workers() if one.state != "stopped"]
+    kinds = Counter(one.state if one.lanes or one.state == "lost" else "serving only" for one in workers)
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none is up"
+    lost = " (whose work others do)" if kinds["lost"] else ""
+    return Finding("workers", True, f"{told}{lost}")
+
+
+async def _left_alone(homing: Homing) -> list[str]:
+    """Lanes that nobody works on though somebody did, or though something waits for more than a moment."""
+    found = []
+    for lane, crew in (await homing.fleet.crews(LANES)).items():
+        if crew.why is None:
+            continue
+        oldest = await _oldest_due(homing, lane)
+        if crew.lost or oldest > _UNCLAIMED:
+            due = f", and messages are due for {oldest:.0f} s" if oldest else ""
+            found.append(f"{crew.why}{due}")
+    return found
+
+
+async def _oldest_due(homing: Homing, lane: LaneName) -> float:
+    # A database that is away has a finding of its own.
+    with suppress(DatabaseError):
+        return await homing.desk.lanes[lane].oldest_due()
+    return 0.0
 
 
 async def _other_databases(homing: Homing) -> AsyncIterator[Finding]:

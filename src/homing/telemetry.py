@@ -38,7 +38,10 @@ Value = TypeVar("Value")
 #: In seconds, where the buckets of durations end.
 ATTEMPT_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 600)
 #: For what may wait for retries: up to three days.
-WAIT_BOUNDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 28800, 86400, 259200)
+WAIT_BOUNDS = (
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200,
+    14400, 28800, 86400, 259200,
+)  # fmt: skip
 
 #: Whoever puts an order's number into the type must not fill the memory of Prometheus.
 _MOST_JOB_KINDS = 500

@@ -165,15 +165,25 @@ async def test_what_is_refused_all_the_same_is_counted_without_its_word(
         assert len(await bench.told()) == 1
 
 
-async def test_words_without_end_are_told_together(database_url: str) -> None:
+async def test_words_without_end_are_told_together(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "_MOST_WORDS", 3)
     async with alert_bench(database_url) as bench:
-        for number in range(80):
-            await bench.kill_mails(1, f"made_up_{chr(97 + number % 26)}{'x' * (number // 26)}: x")
+        for words in ("abcde", "fgha"):
+            for word in words:
+                await bench.kill_mails(1, f"made_up_{word}: x")
+            await bench.look()
+        assert len(await bench.told()) == 4
+        assert {one.cause.rpartition(":")[2]: one.title[:2] for one in await bench.alerts.firing()} == {
+            "made_up_a": "1 ", "made_up_b": "1 ", "made_up_c": "1 ", "various": "3 ",
+        }  # fmt: skip
+        await bench.pass_time(601)
         await bench.look()
-        rows = await bench.tables.rows("homing_alert_cause", kind="dead")
-        pending = {row["cause"]: msgspec.json.decode(row["facts"])["count"] or row["pending"] for row in rows}
-        assert len(pending) == 51
-        assert pending["dead:mail_outbox:various"] == 30
+        assert sorted((await bench.titles())[4:]) == [
+            "1 mail was given up: made_up_a",
+            "3 mails were given up: various",
+        ]
 
 
 def test_what_is_alike_is_one_cause_and_the_rest_is_counted_with_it() -> None:

@@ -81,7 +81,7 @@ class Tab:
 
     def well(self) -> None:
         """Nothing was wrong so far."""
-        assert self.trouble == [], f"at {self.page.url}"
+        assert not self.trouble, f"at {self.page.url}: {self.trouble}"
 
     def forgive(self, word: str) -> None:
         """What a test has asked for on purpose."""
@@ -130,12 +130,20 @@ class Desk:
     async def tab(self, browser: Browser, role: Role | None, **more: Any) -> AsyncIterator[Tab]:
         """A new browser window of somebody; at its end nothing may have been wrong."""
         context = await self.context(browser, role, **more)
+        begun = len(self.crashes())
         try:
             tab = Tab(await context.new_page(), self.door.address)
             yield tab
             tab.well()
         finally:
             await context.close()
+            bugs = self.crashes()[begun:]
+            assert not bugs, bugs[0]
+
+    def crashes(self) -> list[str]:
+        """What the server's log has of bugs."""
+        lines = self.door.log.all()
+        return [f"{line['event']}: {str(line)[-3000:]}" for line in lines if line["level"] == "error"]
 
     async def audited(self, since: int = 0) -> Sequence[tuple[str, str, str | None, str]]:
         """Who did what to what, and how it ended; oldest first."""

@@ -46,9 +46,9 @@ def test_a_dry_run_tells_how_many_and_changes_nothing(bulk: Bulk, sqlite_url: st
     assert told(bulk("requeue", DEAD, "--dry-run", "--json")) == {
         "dryRun": True, "total": 5, "isEstimate": False, "lanes": {"mail_outbox": 5},
     }  # fmt: skip
-    plain = bulk("requeue", DEAD, "--dry-run")
+    plain = bulk("requeue", *DEAD.split(), "--dry-run")
     assert plain.returncode == 0
-    assert "bulk: 5 messages" in plain.stdout
+    assert "bulk: 5 messages would be requeued" in plain.stdout
     assert states(sqlite_url) == {"failed": 5, "queued": 2}
 
 

@@ -15,6 +15,8 @@ from tests.command import Homing, Result
 from tests.outbox import bench
 from tests.tables import Tables
 
+from homing.access.audit import Entry
+
 Prune = Callable[..., Result]
 
 
@@ -124,3 +126,23 @@ def test_a_database_without_tables_is_told_of(homing: Homing, sqlite_url: str) -
     result = homing("prune", "--older-than", "30d", HOMING_DATABASE_URL=sqlite_url)
     assert result.returncode == 3
     assert "homing migrate" in result.stderr
+
+
+async def entries(database_url: str, *, age: timedelta | None = None) -> int:
+    """How many entries the audit log has; of an age, if that is given."""
+    async with bench(database_url) as lane:
+        tables = Tables(lane.homing.database)
+        if age is not None:
+            then = tables.time(await tables.now() - age)
+            await lane.homing.access.audit.write(Entry("user:ann", "messages.requeue"))
+            await tables.change("homing_audit", {"at": then})
+        return len(await tables.rows("homing_audit"))
+
+
+def test_the_audit_log_goes_only_where_it_is_named(prune_sqlite: Prune, sqlite_url: str) -> None:
+    assert asyncio.run(entries(sqlite_url, age=timedelta(days=400))) == 1
+    assert told(prune_sqlite("--older-than", "30d", "--yes", "--json")) == BOTH
+    assert asyncio.run(entries(sqlite_url)) > 1, "and that it was pruned is in it"
+    one = {("audit", "done"): 1}
+    assert told(prune_sqlite("--dry-run", "--json", HOMING_RETENTION="audit=1w")) == one
+    assert told(prune_sqlite("--older-than", "30d", "--lane", "audit", "--yes", "--json")) == one

@@ -71,7 +71,7 @@ class Day:
     @asynccontextmanager
     async def partner(self, beginning: str) -> AsyncIterator[Service]:
         """A receiver of webhooks in a process of its own."""
-        command = self.tutorial.next(beginning)
+        command = f"{self.tutorial.next(beginning)} --json"
         async with self.machine.service(command, "homing.service") as listening:
             self.partners.append(listening)
 
@@ -142,7 +142,6 @@ async def day(tmp_path: Path, postgres_url: str) -> AsyncIterator[Day]:
             "HOMING_JOBS_BACKOFF_BASE_SECONDS": "0.5",
             "HOMING_JOBS_BREAKER_FAILURES": "5",
             "HOMING_LISTEN_PORT": str(ports["partner"]),
-            "HOMING_LISTEN_JSON": "1",
         }
         yield Day(Machine(tmp_path, secrets, settings), relay, ports)
 

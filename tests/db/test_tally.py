@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -287,3 +288,27 @@ async def test_nobody_waits_for_a_slow_count_twice() -> None:
     rows.queued = 4
     rows.now += 1.0
     assert (await backlog.look()).counts == {"queued": 4}, "what is quick is always fresh"
+
+
+async def test_who_replaces_rows_on_sqlite_lets_triggers_know(sqlite_url: str) -> None:
+    """As the documentation has it, with the pragma and without."""
+    replace = (
+        "INSERT OR REPLACE INTO mail_outbox (id, to_address, status) VALUES (1, 'b@example.org', 'sent')"
+    )
+    async with opened(sqlite_url, MAIL) as database:
+        for id in (1, 2):
+            await run(database, f"INSERT INTO mail_outbox (id, to_address) VALUES ({id}, 'a@example.org')")
+        connection = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
+        try:
+            connection.execute("PRAGMA recursive_triggers = ON")
+            connection.execute(replace)
+            assert await tallied(database, "mail_outbox") == {"queued": 1, "sent": 1}
+            connection.execute("PRAGMA recursive_triggers = OFF")
+            connection.execute(replace)
+            assert await tallied(database, "mail_outbox") != await counted(database, "mail_outbox")
+        finally:
+            connection.close()
+        await recount(database, "mail_outbox", "mail_outbox")
+        assert await tallied(database, "mail_outbox") == {"queued": 1, "sent": 1}
+        await run(database, replace.replace("REPLACE", "IGNORE"))
+        assert await tallied(database, "mail_outbox") == {"queued": 1, "sent": 1}

@@ -14,10 +14,10 @@ from tests.jobs import job_bench
 from tests.tables import Tables
 
 from homing.desk import query
-from homing.desk.bulk import BulkRuns
+from homing.desk.bulk import Asker, BulkRuns
 from homing.desk.bulk_runner import BulkRunner
 from homing.lanes.dispatch_jobs.tsid import text_of
-from homing.messages.model import DeadGroup, LaneName, Wanted
+from homing.messages.model import DeadGroup, LaneName
 
 URL = "http://127.0.0.1:9/hooks"
 OTHER = "http://127.0.0.1:10/hooks"
@@ -50,8 +50,7 @@ async def groups(desk: BulkBench, lane: LaneName) -> dict[str | None, DeadGroup]
 
 def line_of(group: DeadGroup) -> str:
     """As the page has it."""
-    error = group.error or query.UNCLASSIFIED
-    return query.write(Wanted(lanes=(group.lane,), phases=("dead",), error=error))
+    return query.write(query.of_group(group))
 
 
 async def requeued(desk: BulkBench, group: DeadGroup) -> int:
@@ -126,7 +125,7 @@ async def test_dead_jobs_fall_together_by_their_class_with_the_target_of_most(jo
 
 async def done(homing: Any, line: str, verb: Any = "requeue") -> Any:
     runs: BulkRuns = homing.bulk.runs
-    run = await runs.start(line, verb, ANN)
+    run = await runs.start(line, verb, Asker("cli:test", lambda _scope: True))
     assert await BulkRunner(runs, homing.telemetry, owner="test").once()
     return await runs.existing(run.id)
 

@@ -28,6 +28,8 @@ from homing.desk.overview_model import Signs
 from homing.desk.traffic import NOTHING
 from homing.errors import Unreachable
 from homing.http.server import serving
+from homing.lanes.mail_outbox.mail import NewMail
+from homing.lanes.mail_outbox.outbox import new_token
 from homing.messages.model import LANES, DeadGroup, LaneName, Phase, Wanted
 from homing.senders.mail import Verdict
 
@@ -247,6 +249,9 @@ async def test_the_api_tells_of_every_lane_and_of_what_needs_somebody(sqlite_url
         (late_mail,) = await opened.insert(to_address="bob@example.org")
         await opened.age(late_mail, 400)
         await opened.sql(
+            "UPDATE mail_outbox SET created_at = next_attempt_at WHERE id = :id RETURNING id", id=late_mail
+        )
+        await opened.sql(
             "INSERT INTO homing_target (target, open_until) VALUES ('https://x:1', '2999-01-01T00:00:00Z')"
         )
         await opened.homing.fleet.pause("lane", "open_events", by="user:ann")
@@ -276,3 +281,15 @@ async def _complete(client: httpx.AsyncClient) -> Any:
         if not answer.json()["notes"]:
             return answer.json()
         await asyncio.sleep(0.1)
+
+
+async def test_an_urgent_mail_is_not_late_for_being_first(database_url: str) -> None:
+    async with bench(database_url) as opened:
+        await opened.outbox.enqueue([NewMail(token=new_token(), to_address="a@example.org", urgent=True)])
+        assert await opened.outbox.oldest_due() < 60
+        (late,) = await opened.insert()
+        await opened.age(late, 400)
+        await opened.sql(
+            "UPDATE mail_outbox SET created_at = next_attempt_at WHERE id = :id RETURNING id", id=late
+        )
+        assert 400 <= await opened.outbox.oldest_due() < 3600

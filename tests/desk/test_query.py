@@ -108,6 +108,8 @@ def test_the_example_of_the_documentation() -> None:
         ("since:90m", Wanted(since=NOW - timedelta(minutes=90))),
         ("to:https://hooks.example.com:8443/a?b=c", Wanted(to="https://hooks.example.com:8443/a?b=c")),
         ("meta.a.b-c:1", Wanted(meta={"a.b-c": "1"})),
+        ('"OR" "-status:dead"', Wanted(words=("OR", "-status:dead"))),
+        ("terms and conditions -1", Wanted(words=("terms", "and", "conditions", "-1"))),
     ],
 )  # fmt: skip
 def test_lines(line: str, wanted: Wanted) -> None:
@@ -130,6 +132,24 @@ def test_lines(line: str, wanted: Wanted) -> None:
         ("meta.:x", (0, 7), "metadata needs a key", None),
         ("since:999999w", (0, 13), "is no time", None),
         ("x" * 600, (0, 600), "longer than 500", None),
+        ("lane:mail", (0, 9), "no lane `mail`; did you mean mail_outbox?", "lane:mail_outbox"),
+        ("lane:jobs", (0, 9), "did you mean dispatch_jobs?", "lane:dispatch_jobs"),
+        ("lane:email", (0, 10), "did you mean email_log?", "lane:email_log"),
+        ("status:deliv", (0, 12), "did you mean delivered?", "status:delivered"),
+        ("err:x", (0, 5), "did you mean error?", "error:x"),
+        ("status:dead OR status:waiting", (12, 14), "by commas: status:dead,waiting", "status:dead,waiting"),
+        ("status:dead or type:x", (12, 14), "`or` is not understood", None),
+        ("type:x AND to:y", (7, 10), "all terms have to hold", "type:x to:y"),
+        ("NOT paid", (0, 3), "put it into quotes", None),
+        (
+            "a -status:dead",
+            (2, 14),
+            "nothing can be left out by `-`",
+            "a status:waiting,running,delivered,stopped",
+        ),
+        ("-paid", (0, 5), "nothing can be left out by `-`", None),
+        ('to:"abc', (0, 7), "a quote begins here and does not end", 'to:"abc"'),
+        ('to:"abc\\', (0, 8), "does not end", None),
     ],
 )
 def test_mistakes_say_where_and_how_to_mend(

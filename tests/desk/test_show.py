@@ -112,6 +112,7 @@ async def test_a_job_tells_every_attempt(lanes: Bench) -> None:
     detail = await shown(lanes, "error:http_500")
     attempt = detail.timeline[1]
     assert (attempt.title, attempt.seconds, attempt.response_code) == ("Attempt 1: answered 500", 1.5, 500)
+    assert attempt.request == "POST https://hooks.x.com/a?…, application/json, 30 bytes"
     assert (attempt.response_body, attempt.response_headers, attempt.unknown) == ("oops", {"x-a": "b"}, True)
     assert [step.kind for step in detail.timeline] == ["created", "attempt", "dead"]
     assert detail.payload is not None
@@ -146,6 +147,25 @@ async def test_a_mail_is_set_as_it_would_be_sent_and_nothing_in_it_works(lanes: 
     parsed = message_from_string(mail.source, policy=default)
     assert (parsed["subject"], parsed["to"], parsed["cc"]) == ("Second", "carl@x.com", "DORA@Z.com")
     assert ("Subject", "Second") in [*mail.headers]
+
+
+async def test_secrets_of_a_mail_are_hidden_by_their_names_and_by_their_looks(lanes: Bench) -> None:
+    body = (
+        "https://shop.example/users/edit?reset_password_token=CANARY1 https://shop.example/reset/CANARY2"
+        " https://x.example/a?t=CANARY3&utm_source=news https://x.example/i/CANARY4aB9xZ0q1R"
+        " https://x.example/blog/summer-sale-2026"
+    )
+    variables = '{"otp": 123456, "name": "Ann", "user": {"api_key": ["CANARY5"]}, "total": 1.10}'
+    await lanes.run(f"UPDATE mail_outbox SET text_body = '{body}', variables = '{variables}' WHERE id = 2")
+    mail = await mail_of(lanes, "outbox_2")
+    detail = await shown(lanes, "outbox_2")
+    assert "CANARY" not in f"{mail.text}{mail.source}{detail}"
+    assert "123456" not in str(detail)
+    assert "https://x.example/a?t=hidden-in-preview&utm_source=news" in (mail.text or "")
+    assert "https://x.example/blog/summer-sale-2026" in (mail.text or "")
+    assert detail.payload is not None
+    assert '"total": 1.10' in detail.payload.text
+    assert '"name": "Ann"' in detail.payload.text
 
 
 async def test_a_mail_that_can_be_none_says_why(lanes: Bench) -> None:
@@ -198,7 +218,8 @@ async def test_the_command_sends_what_a_receiver_verifies(sqlite_url: str, secre
         given = {
             "SIGNING_SECRET": secret,
             "BEARER_TOKEN": "t0ken",
-            "X_API_KEY": "k3y",
+            "HEADER_X_API_KEY": "k3y",
+            "HEADER_X_KIND": "a 'b",
             "QUERY": "b=c",
             "PATH": os.environ["PATH"],
         }
@@ -216,13 +237,59 @@ async def test_the_command_sends_what_a_receiver_verifies(sqlite_url: str, secre
     assert verify(request.body, request.headers, secret, scheme="flowcatalyst").scheme == "flowcatalyst"
 
 
+async def run_in_shell(command: str, **given: str) -> None:
+    """With these variables and no others."""
+    shell = await asyncio.create_subprocess_exec(
+        "bash", "-euc", command, env={"PATH": os.environ["PATH"], **given}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    _, complaints = await shell.communicate()
+    assert shell.returncode == 0, complaints.decode()
+
+
+@pytest.mark.parametrize("credentials", ["NULL", "1"])
+async def test_the_command_sends_the_payload_and_never_a_file(
+    sqlite_url: str, tmp_path: Path, credentials: str
+) -> None:
+    """Payloads, URLs and headers are a producer's, and the command runs on an operator's machine."""
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        pytest.skip(f"the command needs {', '.join(missing)}")
+    secret = tmp_path / "secret"
+    secret.write_text("of the operator")
+    async with bench(sqlite_url) as lanes, HttpSink() as sink:
+        await lanes.run(
+            "INSERT INTO dispatch_job (source, type, target_url, payload, credentials_id)"
+            f" VALUES ('shop', 'order.paid', '{sink.url}/{{a,b}}[1-3]', '@{secret}', {credentials})"
+        )
+        await lanes.run(
+            "INSERT INTO dispatch_job_headers (dispatch_job_id, header_name, header_value)"
+            " SELECT id, 'X-Pass', 'p4ss' FROM dispatch_job"
+            " UNION ALL SELECT id, 'Cloud-Key', 'cr3d' FROM dispatch_job"
+            " UNION ALL SELECT id, 'Accept-Language', 'de' FROM dispatch_job"
+            f" UNION ALL SELECT id, '@{secret}', 'x' FROM dispatch_job"
+        )
+        curl = (await shown(lanes, "type:order.paid")).curl
+        assert curl is not None
+        assert "p4ss" not in curl
+        assert "cr3d" not in curl
+        named = {"HEADER_X_PASS": "mine", "HEADER_CLOUD_KEY": "given"}
+        await run_in_shell(curl, SIGNING_SECRET="s", CLOUD_KEY="the operator's own", **named)
+        (request,) = await sink.received(1)
+    assert request.body.decode() == f"@{secret}"
+    assert request.path == "/{a,b}[1-3]"
+    headers = {name.lower(): value for name, value in request.headers}
+    assert (headers["x-pass"], headers["cloud-key"], headers["accept-language"]) == ("mine", "given", "de")
+
+
 async def test_without_credentials_the_command_is_one_line(lanes: Bench) -> None:
     curl = (await shown(lanes, "id:ext-1")).curl
     assert curl is not None
-    assert shlex.split(curl.replace("\\\n", ""))[:4] == [
+    assert shlex.split(curl.replace("\\\n", ""))[:6] == [
         "curl",
+        "--globoff",
         "--request",
         "POST",
+        "--url",
         "https://hooks.x.com:8443/a",
     ]
     assert "SIGNING_SECRET" not in curl

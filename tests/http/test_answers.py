@@ -184,7 +184,7 @@ async def test_five_hundred_messages_can_be_selected(viewer: Visitor) -> None:
 # ── odd numbers ──────────────────────────────────────────────────────────────────────────────────
 
 HUGE = 10**23
-ODD = (str(HUGE), str(-HUGE), "-1", "0", str(2**63), "9" * 5000, "1e999", "nan", "²", "0x10", "1_0")
+ODD = (str(HUGE), str(-HUGE), str(2**63), "9" * 5000, "nan", "²")
 #: Names that some handlers read by themselves.
 READ_LATER = ("page", "size", "cursor", "before", "after", "limit")
 #: What a route wants besides, so that a number is looked at.
@@ -197,11 +197,11 @@ def numeric(route: HTTPRoute, handler: HTTPRouteHandler) -> Iterator[str]:
         is_number = field.has_inner_subclass_of(int) or field.is_subclass_of(int)
         if f"{{{name}}}" not in route.path_format and (is_number or "int" in str(field.raw)):
             yield name
-    if route.path.startswith("/api/"):
+    if route.path.startswith("/api/dispatch/") and "{" not in route.path_format:
         yield from READ_LATER
 
 
-async def status_of(client: httpx.AsyncClient, path: str, query: Mapping[str, str] = {}) -> int:  # noqa: B006 - only read
+async def status_of(client: httpx.AsyncClient, path: str, query: Mapping[str, str] = {}) -> int:
     """Without waiting for the end: a stream has none."""
     async with client.stream("GET", path, params=query, headers=HTML) as answer:
         return answer.status_code

@@ -59,7 +59,7 @@ class Access:
     async def scopes_of(self, who: str) -> frozenset[str] | None:
         """What somebody may do now whom the audit log names so; None: they do not count any more.
 
-        Whoever works on the machine itself may do everything: by the command line, or while there are no keys.
+        Whoever works on the machine itself may do everything, by the command line or while there are no keys.
         """
         kind, _, id = who.partition(":")
         if kind == "user":

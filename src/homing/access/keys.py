@@ -168,7 +168,7 @@ def _check(order: KeyOrder, scopes: Sequence[str]) -> None:
     if not (order.name.strip() and order.name.isprintable() and len(order.name) <= _LONGEST_NAME):
         raise InvalidRequest(f"a key needs a name of 1 to {_LONGEST_NAME} characters, to know it by", "name")
     if not scopes:
-        raise InvalidRequest("a key needs a scope, such as --scope jobs:write", "scope")
+        raise InvalidRequest("a key needs a scope, such as jobs:write", "scope")
     if order.expires_in is not None and not 60 <= order.expires_in <= _LONGEST_LIFE:
         raise InvalidRequest("a key expires after a minute to ten years", "expires")
     if order.rate_per_second is not None and not 0.01 <= order.rate_per_second <= 1_000_000:

@@ -21,7 +21,7 @@ _LONGEST_CAUSE = 1000
 _MOST_FIRING = 200
 
 
-class AlertView(Struct, frozen=True):
+class AlertView(Struct, frozen=True, rename="camel"):
     """Something that people were told."""
 
     id: int
@@ -38,7 +38,7 @@ class AlertView(Struct, frozen=True):
     job_id: int | None = None
 
 
-class CauseView(Struct, frozen=True):
+class CauseView(Struct, frozen=True, rename="camel"):
     """Something that is wrong now, or that is silenced."""
 
     cause: str

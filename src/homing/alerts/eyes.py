@@ -14,6 +14,8 @@ from homing.db import Database, load_queries
 #: A claim looks at as many targets at most.
 _MOST_HEADS = 100_000
 _MOST_TARGETS = 200
+#: Of so many causes of death it is asked in a round; the others end with their cool-down.
+_MOST_LOOKED_FOR = 20
 _LONGEST_ERROR = 200
 #: Seconds: a lane may be looked after by a command that is run every few minutes, and by no worker.
 _UNCLAIMED = 300.0
@@ -86,7 +88,7 @@ class Crew(Struct, frozen=True):
     #: Lanes that somebody takes from now, and those that were paused by hand.
     lanes: frozenset[str]
     paused: frozenset[str]
-    #: Workers that fell silent without a word, and when they were last heard of.
+    #: Workers that fell silent without a word lately, and when they were last heard of.
     lost: Mapping[str, str]
 
 
@@ -112,6 +114,23 @@ class IdleEye:
             Seen(f"{self.covers}{lane}", "idle", age, {"lane": lane, "age": round(age)})
             for lane, age in ages.items()
             if age > self._limit
+        ]
+
+
+class DeadEye:
+    """Whether what people were told of as given up is still there, or was requeued, cancelled or pruned."""
+
+    covers = "dead:"
+
+    def __init__(self, are_left: Callable[[str, str], Awaitable[bool]]) -> None:
+        self._are_left = are_left
+
+    async def look(self, open_causes: Sequence[Cause]) -> Sequence[Seen]:
+        told = [cause for cause in open_causes if cause.state == "firing" and not cause.pending]
+        return [
+            Seen(cause.cause, "dead", 0.0, cause.facts)
+            for cause in told[:_MOST_LOOKED_FOR]
+            if not await self._are_left(str(cause.facts.get("lane")), str(cause.facts.get("error")))
         ]
 
 

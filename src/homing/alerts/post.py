@@ -6,7 +6,7 @@ An alert by a way that does not work waits there like any other message, and is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -67,10 +67,14 @@ class Ways(Struct, frozen=True):
         """The target that has no rule; empty where there is none."""
         return self.webhook.target if self.webhook is not None else ""
 
-    def of(self, cause: Cause) -> tuple[Way, ...]:
-        """All, but the one that the alert says does not work, if another is left."""
-        stuck = cause.kind in {"backlog", "idle"} and _OWN_LANE.get(str(cause.facts.get("lane")))
-        return tuple(way for way in self.all if way != stuck) or self.all
+    def of(self, cause: Cause, idle: Container[str] = ()) -> tuple[Way, ...]:
+        """All, but the one that the alert says does not work, and those whose lane nobody works on.
+
+        Where none is left it goes by all, and waits until somebody takes it.
+        """
+        about = str(cause.facts.get("lane")) if cause.kind in {"backlog", "idle"} else ""
+        stuck = {way for lane, way in _OWN_LANE.items() if lane == about or lane in idle}
+        return tuple(way for way in self.all if way not in stuck) or self.all
 
 
 class Post:

@@ -80,15 +80,17 @@ def judge(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Verd
 def _judge(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Verdict:
     match before.kind:
         case "dead":
-            return _of_deaths(before, terms, now)
+            return _of_deaths(before, seen, terms, now)
         case "target":
             return _of_target(before, seen, terms, now)
         case _:
             return _of_lasting(before, seen, terms, now)
 
 
-def _of_deaths(before: Cause, terms: Terms, now: datetime) -> Verdict:
-    """The first is told at once; those that follow together, once per cool-down."""
+def _of_deaths(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Verdict:
+    """The first is told at once; those that follow together, once per cool-down. It is over when none is left."""
+    if seen is not None and not seen.value and not before.pending:
+        return Verdict(replace(before, state="quiet", level=0))
     if not _may_tell(before, 1, terms, now):
         return Verdict(before)
     if not before.pending:

@@ -22,6 +22,10 @@ _FIRST_ROUND_WITHIN = 1.0
 _FORGET_EVERY = 3600.0
 
 
+async def _none() -> frozenset[str]:
+    return frozenset()
+
+
 class Watch:
     def __init__(
         self,
@@ -34,12 +38,15 @@ class Watch:
         feeds: Sequence[Feed],
         eyes: Sequence[Eye],
         interval: float,
+        idle: Callable[[], Awaitable[frozenset[str]]] = _none,
         rand: Rand = random.random,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self.store, self.post, self.terms = store, post, terms
         self._telemetry, self._owner = telemetry, owner
         self._feeds, self._eyes, self._interval = feeds, eyes, interval
+        #: Lanes that nobody takes from.
+        self._idle = idle
         self._rand, self._monotonic = rand, monotonic
         self._forget_at = 0.0
 
@@ -107,19 +114,17 @@ class Watch:
     async def _write(self, verdicts: Sequence[tuple[Cause, Verdict]], moment: Moment) -> None:
         room = self.terms.most_per_hour - moment.told
         held_back = 0
+        idle = await self._idle() if any(verdict.event for _, verdict in verdicts) else frozenset[str]()
         for before, proposed in verdicts:
             verdict = proposed
             if proposed.event is not None and room <= 0:
                 verdict = proposed.without_alert()
                 held_back += 1
             if verdict.cause != before:
-                await self.store.tell(verdict.cause, verdict.event, self._ways(verdict))
+                await self.store.tell(verdict.cause, verdict.event, self.post.ways.of(verdict.cause, idle))
             room -= verdict.event is not None
         if held_back:
             self._telemetry.log.warning("alert.held_back", count=held_back, room=self.terms.most_per_hour)
-
-    def _ways(self, verdict: Verdict) -> Sequence[str]:
-        return self.post.ways.of(verdict.cause)
 
     async def _guarded(self, step: Callable[[], Awaitable[object]]) -> None:
         try:

@@ -85,7 +85,21 @@ audit.watch(app)
 @cache
 def command_line() -> Any:
     """Built once: typer looks at every parameter of every command, which takes a small command's time."""
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _leave_switches_to_the_command_line(command)
+    return command
+
+
+def _leave_switches_to_the_command_line(command: Any, *, is_first: bool = True) -> None:
+    """A value may come from the environment (HOMING_WORK_PROCESSES). A switch, such as --yes, may not.
+
+    HOMING_VERSION is often the tag of an image, and must not turn every command into `homing --version`.
+    """
+    for parameter in command.params:
+        if is_first or getattr(parameter, "is_flag", False):
+            parameter.allow_from_autoenv = False
+    for sub in getattr(command, "commands", {}).values():
+        _leave_switches_to_the_command_line(sub, is_first=False)
 
 
 def main() -> None:

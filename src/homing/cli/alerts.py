@@ -23,11 +23,20 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Alerts to people: dead letters, targets, backlogs.")
+    group = typer.Typer(help="Alerts to people: dead letters, targets, backlogs.")
+    group.callback(invoke_without_command=True)(alerts)
     group.command(name="list")(list_alerts)
     group.command(name="test")(send_test)
     group.command()(silence)
     app.add_typer(group, name="alerts")
+
+
+def alerts(
+    context: typer.Context, json: Json = False, database_url: DatabaseUrl = None, config: Config = None
+) -> None:
+    """Alerts to people: dead letters, targets, backlogs."""
+    if context.invoked_subcommand is None:
+        list_alerts(json=json, database_url=database_url, config=config)
 
 
 class _Seen(Struct, frozen=True):
@@ -37,7 +46,7 @@ class _Seen(Struct, frozen=True):
 
 
 def list_alerts(
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=1000, help="At most so many.")] = 20,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from msgspec import Struct
 from rich.console import Console
@@ -65,7 +66,7 @@ def audit(
     who: Annotated[
         str | None, typer.Option("--who", help="key:ID, user:NAME, cli:NAME@HOST or loopback.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000, help="At most so many.")] = 50,
     before: Annotated[int | None, typer.Option("--before", help="Go on after this entry.")] = None,
     json: Json = False,
     database_url: DatabaseUrl = None,
@@ -96,12 +97,19 @@ _COLUMNS = (
 
 
 def _cells(entry: AuditEntry) -> tuple[str, ...]:
-    detail = ", ".join(f"{name} {value}" for name, value in (entry.detail or {}).items())
+    detail = ", ".join(f"{name} {_plain(value)}" for name, value in (entry.detail or {}).items())
     who = f"{entry.who} ({entry.who_name})" if entry.who_name else entry.who
     return (
         str(entry.id), entry.at or "", escape(who), entry.address or "", entry.action,
         escape(entry.object or ""), entry.outcome, escape(detail),
     )  # fmt: skip
+
+
+def _plain(value: Any) -> str:
+    """As it would be written by hand; a list without the brackets of a program."""
+    if isinstance(value, list):
+        return " ".join(_plain(one) for one in value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 async def _page(
@@ -115,12 +123,15 @@ async def _page(
 
 
 def _moment(text: str) -> datetime:
-    if text[-1:] in {"m", "h", "d", "w"}:
+    if text[:1].isdigit() and text[-1:] in {"m", "h", "d", "w"}:
         return datetime.now(UTC) - timedelta(seconds=seconds_in(text, "--since"))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequest(f"--since {text!r} is neither a span such as 2h nor a time", "since") from None
+        raise InvalidRequest(
+            f"--since {text!r} is neither a span such as 2h nor a time such as 2026-11-16T12:00:00Z",
+            "since",
+        ) from None
     if moment.tzinfo is None:
         raise InvalidRequest(f"--since {text!r} needs a zone, such as {text}Z", "since")
     return moment

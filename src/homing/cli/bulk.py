@@ -28,7 +28,8 @@ _BETWEEN_LOOKS = 0.1
 _LAST_BATCH = 5.0
 
 Query = Annotated[
-    str, typer.Argument(metavar="QUERY", help="Which, as in 'status:dead lane:dispatch_jobs error:timeout'.")
+    list[str],
+    typer.Argument(metavar="QUERY", help="Which, as in 'status:dead lane:dispatch_jobs error:timeout'."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell how many.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -54,7 +55,7 @@ def requeue(
 ) -> None:
     """Deliver ended messages again, with all attempts."""
     settings = settings_from(config, database_url=database_url)
-    _act(settings, "requeue", query, dry_run=dry_run, yes=yes, json=json)
+    _act(settings, "requeue", " ".join(query), dry_run=dry_run, yes=yes, json=json)
 
 
 def cancel(
@@ -67,7 +68,7 @@ def cancel(
 ) -> None:
     """End messages that wait."""
     settings = settings_from(config, database_url=database_url)
-    _act(settings, "cancel", query, dry_run=dry_run, yes=yes, json=json)
+    _act(settings, "cancel", " ".join(query), dry_run=dry_run, yes=yes, json=json)
 
 
 def send_now(
@@ -80,13 +81,13 @@ def send_now(
 ) -> None:
     """Make messages due that wait. A pause, a limit, an order, somebody's hours hold them back as before."""
     settings = settings_from(config, database_url=database_url)
-    _act(settings, "send_now", query, dry_run=dry_run, yes=yes, json=json)
+    _act(settings, "send_now", " ".join(query), dry_run=dry_run, yes=yes, json=json)
 
 
 def _act(settings: Settings, verb: Verb, query: str, *, dry_run: bool, yes: bool, json: bool) -> None:
     counted = run_async(_with_homing(settings, lambda homing: _count(homing, verb, query)))
     if dry_run or not counted.total:
-        _tell_count(counted, json=json)
+        _tell_count(counted, verb, json=json)
         return
     if not yes:
         _err.print(_counts(counted))
@@ -151,7 +152,7 @@ async def _watch(homing: Homing, id: int) -> BulkRun:
 
 
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", "-n", min=1, max=500, help="At most so many.")] = 20,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -218,14 +219,16 @@ def _tell(run: BulkRun, *, json: bool) -> None:
     print_table(f"run {run.id}: {run.state}, {run.done:,} done{more} in {run.seconds:.1f} s{why}")
 
 
-def _tell_count(counted: Counted, *, json: bool) -> None:
+def _tell_count(counted: Counted, verb: Verb, *, json: bool) -> None:
+    from homing.desk.bulk import PARTICIPLES
+
     if json:
         from homing.desk.bulk_view import count_view
 
         print_json(count_view(counted))
         return
     print_table(_counts(counted))
-    print_table(f"bulk: {_many(counted)}")
+    print_table(f"bulk: {_many(counted)} would be {PARTICIPLES[verb]}")
 
 
 def _counts(counted: Counted) -> Any:

@@ -27,7 +27,7 @@ Line = Annotated[
 
 def find(
     query: Line = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=200)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=200, help="At most so many.")] = 20,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Go on where another page ended.")] = None,
     json: Json = False,
     database_url: DatabaseUrl = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from homing.cli.options import Config, Host, print_json, settings_from
+from homing.errors import InvalidRequest
 
 Port = Annotated[
     int | None,
@@ -35,6 +36,10 @@ def health(
     """Ask a running Homing whether it is ready. Exit 0 when it is, 1 when it is not."""
     settings = settings_from(config, host=host)
     chosen = port or (settings.metrics_port if worker else settings.port)
+    if not chosen:
+        raise InvalidRequest(
+            "a worker answers on HOMING_METRICS_PORT, which is not set; set it there and here, or say --port"
+        )
     status, answer = _ask(
         _reachable(settings.host), chosen, "/health/live" if live else "/health/ready", timeout
     )

@@ -44,13 +44,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def settings_from(config: Path | None = None, **flags: Any) -> Settings:
     # Not at the top: who asks for help needs no settings, and they take a third of the time to start.
-    from homing.settings import load_settings
+    from homing.settings import environment_name, load_settings
 
-    return load_settings(flags, environ=environment(), config=config)
+    environ = environment()
+    # The parser gives what it read from the environment as if it had been a flag.
+    given = {
+        name: value for name, value in flags.items() if str(value) != environ.get(environment_name(name))
+    }
+    return load_settings(given, environ=environ, config=config)
 
 
 def environment() -> dict[str, str]:
-    """The environment without the names of command flags, which are no settings."""
+    """The environment without the names of command flags, which are no settings, in effect or not."""
     from homing.cli import ENV_PREFIX, command_line
 
     flags = set(_flag_names(command_line(), ENV_PREFIX))
@@ -77,8 +82,15 @@ def run_async(main: Coroutine[Any, Any, Result]) -> Result:
 
 def print_table(table: Table | str) -> None:
     """For people; in a pipe nothing is left out."""
-    # A text goes out as it is, for the terminal to wrap; a table knows where its columns may be.
-    Console(highlight=False, width=output_width()).print(table, soft_wrap=isinstance(table, str))
+    console = Console(highlight=False, width=output_width())
+    if sys.stdout.isatty() or isinstance(table, str):
+        # A text goes out as it is, for the terminal to wrap; a table knows where its columns may be.
+        console.print(table, soft_wrap=isinstance(table, str))
+        return
+    with console.capture() as written:
+        console.print(table)
+    # A table is as wide as its widest line, and a file need not have the room beside the others.
+    sys.stdout.write("\n".join(line.rstrip() for line in written.get().split("\n")))
 
 
 def output_width() -> int:

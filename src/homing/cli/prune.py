@@ -58,7 +58,8 @@ def prune(
     """Delete messages that ended long ago, with all that is theirs.
 
     Only what has ended, and never before 24 hours. In small batches, beside workers that go on; it may be
-    stopped and begun again.
+    stopped and begun again. The audit log is left alone, unless it is named: by --lane audit, or in
+    HOMING_RETENTION.
     """
     settings = settings_from(config, database_url=database_url)
     findings = run_async(_look(settings, lane, state, older_than))
@@ -108,7 +109,7 @@ def _told(findings: Sequence[Finding]) -> Table:
 
 def _steps(homing: Homing, lane: str | None, state: str | None, older_than: str | None) -> list[Step]:
     from homing.engine.prune import Step, plan
-    from homing.parts.retention import prunable_tables
+    from homing.parts.retention import AUDIT, prunable_tables
 
     tables = prunable_tables(homing.database, homing.jobs_database, homing.notify_database)
     lanes = {
@@ -116,7 +117,8 @@ def _steps(homing: Homing, lane: str | None, state: str | None, older_than: str 
         for table in tables
     }
     _require_known(lanes, lane, state)
-    retention = _retention(homing.settings, list(lanes), older_than)
+    chosen_lanes = [name for name in lanes if name != AUDIT] if lane is None else [lane]
+    retention = _retention(homing.settings, chosen_lanes, older_than)
     chosen = [step for step in plan(retention, tables) if lane in {None, step.table.lane}]
     if state is None:
         return chosen

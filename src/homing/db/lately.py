@@ -17,6 +17,8 @@ Answer = TypeVar("Answer")
 #: Who looks again while an answer that takes more seconds than this is made gets the last one.
 _LONGEST_WAIT = 0.05
 _OLDEST_ANSWER = 60.0
+#: What took no longer than that will hardly take so many seconds the next time.
+_SURELY_SOON = 1.0
 
 
 class Known(Struct, Generic[Answer], frozen=True):
@@ -66,7 +68,7 @@ class Lately(Generic[Given, Answer]):
         """
         if self._last is None or self._monotonic() >= self._next:
             asking = self._under_way(*given, **named)
-            await asyncio.wait({asking}, timeout=0.0 if self._serves_meanwhile else patience)
+            await asyncio.wait({asking}, timeout=self._patience(patience))
             if asking.done():
                 asking.result()
         if self._last is None:
@@ -74,10 +76,19 @@ class Lately(Generic[Given, Answer]):
         return Known(self._last[0], self._monotonic() - self._asked_at)
 
     @property
+    def has_answered(self) -> bool:
+        return self._last is not None
+
+    @property
     def _serves_meanwhile(self) -> bool:
         """Whether the last answer will do while a new one is made: that takes its time, and it is not old."""
         is_young = self._monotonic() - self._asked_at < self._oldest
         return self._last is not None and self._took > _LONGEST_WAIT and is_young
+
+    def _patience(self, patience: float) -> float:
+        if self._last is not None and self._took <= _LONGEST_WAIT:
+            return max(patience, _SURELY_SOON)
+        return 0.0 if self._serves_meanwhile else patience
 
     def _under_way(self, *given: Given.args, **named: Given.kwargs) -> asyncio.Task[Answer]:
         if self._asking is None or self._asking.done():

@@ -19,6 +19,10 @@ from homing.messages.model import DeadGroup, LaneName, Wanted
 _LATE, _VERY_LATE = 60.0, 300.0
 #: A message that nobody works on is noticed after so many seconds.
 _UNCLAIMED = 30.0
+#: So many seconds a lost worker is news, though others do its work.
+_NEWS = 900.0
+#: What failed before that is over, if nothing fails since. A point of the chart has up to half an hour.
+_LATELY = timedelta(minutes=30)
 #: Of so few attempts a rate says nothing.
 _ENOUGH_ATTEMPTS = 20
 _POOR, _BAD = 0.9, 0.5
@@ -45,6 +49,7 @@ def attention(signs: Signs) -> tuple[Attention, ...]:
         *(item for lane in signs.lanes for item in _of_lane(lane, signs)),
         *_deaths(signs),
         *_targets(signs.targets),
+        *_paused(signs.hands or ()),
         *_lost(signs.hands or ()),
         *_queues(signs.queues),
         *_retention(signs),
@@ -59,25 +64,49 @@ def _of_lane(lane: LaneView, signs: Signs) -> Iterable[Attention]:
     if lane.lane in signs.paused:
         by = signs.paused[lane.lane]
         yield Attention("paused", "soon", f"{things.capitalize()} are paused", f"by {by}; {wait}", "/workers")
-    elif lane.oldest_due > _UNCLAIMED and _nobody_works_on(lane.lane, signs.hands):
+    elif _is_left_alone(lane, signs.hands):
         yield Attention("no_worker", "urgent", f"Nobody works on {things}", wait, "/workers")
     elif lane.oldest_due > _LATE:
         level: Level = "urgent" if lane.oldest_due > _VERY_LATE else "soon"
         link = _messages(Wanted(lanes=(lane.lane,), phases=("waiting",)))
         yield Attention("backlog", level, f"{things.capitalize()} are late", wait, link)
-    yield from _failing(lane)
+    yield from _failing(lane, signs.now)
 
 
-def _nobody_works_on(lane: str, hands: Sequence[Hand] | None) -> bool:
-    if hands is None:
+def _is_left_alone(lane: LaneView, hands: Sequence[Hand] | None) -> bool:
+    """Who was there is missed at once; a lane may be looked after by a command that is run now and then."""
+    if hands is None or lane.lane in _at_work(hands):
         return False
-    at_work = {name.partition(":")[0] for hand in hands if not hand.is_lost for name in hand.lanes}
-    return lane not in at_work
+    had_somebody = any(lane.lane in _lanes_of(hand) for hand in hands)
+    return lane.oldest_due > (0 if had_somebody else _UNCLAIMED)
 
 
-def _failing(lane: LaneView) -> Iterable[Attention]:
+def _at_work(hands: Sequence[Hand]) -> set[str]:
+    """The lanes that somebody takes from."""
+    there = [hand for hand in hands if not hand.is_lost and hand.paused is None]
+    return {lane for hand in there for lane in _lanes_of(hand)}
+
+
+def _lanes_of(hand: Hand) -> set[str]:
+    return {name.partition(":")[0] for name in hand.lanes}
+
+
+def _is_over(lane: LaneView, now: datetime) -> bool:
+    """Whether what failed in the last hour has not gone on lately: nothing failed, or hardly anything."""
+    lately = [point for point in lane.series if point.at >= now - _LATELY]
+    failed = sum(point.retried + point.dead for point in lately)
+    delivered = sum(point.delivered for point in lately)
+    return bool(lane.series) and failed <= (1 - _POOR) * (failed + delivered)
+
+
+def _failing(lane: LaneView, now: datetime) -> Iterable[Attention]:
     hour, things = lane.hour, _THINGS[lane.lane][1]
-    if hour.attempts < _ENOUGH_ATTEMPTS or hour.success is None or hour.success >= _POOR:
+    if (
+        hour.attempts < _ENOUGH_ATTEMPTS
+        or hour.success is None
+        or hour.success >= _POOR
+        or _is_over(lane, now)
+    ):
         return
     level: Level = "urgent" if hour.success < _BAD else "soon"
     failed = hour.attempts - hour.delivered
@@ -101,7 +130,7 @@ def _death(lane: LaneName, groups: Sequence[DeadGroup], now: datetime) -> Attent
     is_urgent = last >= now - _RECENT_DEATH and count >= _MANY_DEAD
     told = f"{_at_least(groups)}{count:,} {_THINGS[lane][count != 1]} given up: {_reasons(groups)}"
     detail = f"the last {_span((now - last).total_seconds())} ago{_aim(groups[0])}"
-    return Attention("dead", "urgent" if is_urgent else "soon", told, detail, _dead_letters(lane, groups))
+    return Attention("dead", "urgent" if is_urgent else "soon", told, detail, _dead_letters(groups))
 
 
 def _reasons(groups: Sequence[DeadGroup]) -> str:
@@ -122,10 +151,10 @@ def _aim(group: DeadGroup) -> str:
     return f", many of them for {group.target.partition('#')[0]}" if group.target else ""
 
 
-def _dead_letters(lane: LaneName, groups: Sequence[DeadGroup]) -> str:
+def _dead_letters(groups: Sequence[DeadGroup]) -> str:
     if len(groups) > 1:
         return "/dead"
-    return _messages(Wanted(lanes=(lane,), phases=("dead",), error=groups[0].error or query.UNCLASSIFIED))
+    return _messages(query.of_group(groups[0]))
 
 
 def _targets(troubles: Sequence[TargetTrouble]) -> Iterable[Attention]:
@@ -145,8 +174,24 @@ def _breakers(broken: Sequence[TargetTrouble]) -> Attention:
     return Attention("breaker", "soon", f"{len(broken):,} targets keep failing", names, "/targets?state=open")
 
 
+def _paused(hands: Sequence[Hand]) -> Iterable[Attention]:
+    paused = [hand for hand in hands if hand.paused is not None and not hand.is_lost]
+    if not paused:
+        return
+    title, detail = f"The worker {paused[0].name} is paused", paused[0].paused or ""
+    if len(paused) > 1:
+        title, detail = f"{len(paused):,} workers are paused", _names([hand.name for hand in paused])
+    yield Attention("worker_paused", "soon", title, detail, "/workers")
+
+
 def _lost(hands: Sequence[Hand]) -> Iterable[Attention]:
-    lost = [hand for hand in hands if hand.is_lost]
+    """One whose work others do is news for a while only: it does not come back, and nothing is to be done."""
+    at_work = _at_work(hands)
+    lost = [
+        hand
+        for hand in hands
+        if hand.is_lost and (hand.silent_seconds < _NEWS or not _lanes_of(hand) <= at_work)
+    ]
     if not lost:
         return
     title = f"The worker {lost[0].name} is silent"

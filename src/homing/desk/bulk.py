@@ -18,7 +18,7 @@ from homing.access.audit import AuditLog, Entry, as_text
 from homing.db import Database, Row, instant, load_queries
 from homing.desk import query
 from homing.errors import Forbidden, InvalidRequest, NotFound
-from homing.messages.model import LANES, LaneDesk, LaneName, Verb, Wanted
+from homing.messages.model import LANES, LaneDesk, LaneName, Phase, Verb, Wanted
 
 RunState = Literal["counting", "running", "done", "cancelled", "failed"]
 #: Whether somebody has a scope.
@@ -314,15 +314,20 @@ class BulkRuns:
 
 def _narrowed(lane: LaneDesk, wanted: Wanted, verb: Verb) -> Wanted | None:
     """Of what is wanted, those messages of a lane that are in a state for the verb; None if none can be."""
-    named = bool(wanted.phases or wanted.states)
     states = tuple(
-        state
-        for state in lane.from_states.get(verb, ())
-        if not named or state in wanted.states or lane.phases[state] in wanted.phases
+        state for state in lane.from_states.get(verb, ()) if _is_meant(lane.phases[state], state, wanted)
     )
     if not states:
         return None
     return msgspec.structs.replace(wanted, lanes=(lane.name,), phases=(), states=states)
+
+
+def _is_meant(phase: Phase, state: str, wanted: Wanted) -> bool:
+    """Where a line names no status, all; but what somebody cancelled, or ended itself, only by name."""
+    if wanted.phases or wanted.states:
+        return state in wanted.states or phase in wanted.phases
+    is_named = wanted.id is not None or state in {wanted.error, *wanted.codes}
+    return phase != "stopped" or is_named
 
 
 def _require(may: May, scope: str, lane: LaneName, *, several: bool) -> None:

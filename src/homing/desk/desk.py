@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.errors import DatabaseError, Forbidden, InvalidRequest
+from homing.messages.facts import DUE
 from homing.messages.model import (
     DeadGroup,
     Detail,
@@ -26,6 +28,7 @@ from homing.messages.model import (
 
 Answer = TypeVar("Answer")
 May = Callable[[str], bool]
+WhyIdle = Callable[[str], Awaitable[str | None]]
 
 MOST_ROWS: Final = 200
 #: A lane that takes longer is left out, and the page says so: the others are not kept waiting.
@@ -57,8 +60,11 @@ class Cursor(Struct, frozen=True, array_like=True):
 
 
 class Desk:
-    def __init__(self, lanes: Mapping[LaneName, LaneDesk]) -> None:
+    """`why_idle` says in words why nobody takes from a lane; None where somebody does."""
+
+    def __init__(self, lanes: Mapping[LaneName, LaneDesk], why_idle: WhyIdle | None = None) -> None:
         self.lanes = lanes
+        self._why_idle = why_idle
 
     # ── many ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,7 +114,18 @@ class Desk:
 
     async def show(self, id: str, *, may: May) -> Detail | None:
         found = self._readable(id, may)
-        return await found[0].show(found[1]) if found is not None else None
+        detail = await found[0].show(found[1]) if found is not None else None
+        return detail if detail is None else await self._told_truly(detail)
+
+    async def _told_truly(self, detail: Detail) -> Detail:
+        """A lane takes for granted that somebody works on it."""
+        if self._why_idle is None or not (detail.waits or "").startswith(DUE):
+            return detail
+        # What else is known of the message is shown all the same.
+        with suppress(DatabaseError):
+            if (why := await self._why_idle(detail.summary.lane)) is not None:
+                return msgspec.structs.replace(detail, waits=f"it is due, but {why}")
+        return detail
 
     async def mail(self, id: str, *, may: May) -> MailParts | None:
         found = self._readable(id, may)

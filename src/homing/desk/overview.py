@@ -70,7 +70,8 @@ _OLDEST = 10.0
 _PATIENCE = 4.0
 #: To group dead letters reads thousands of rows: it is done beside the page, and only now and then.
 _GROUPED_FOR, _SHARE_FOR_GROUPING, _OLDEST_GROUPS = 10.0, 0.05, 600.0
-_PATIENCE_WITH_GROUPS = 0.1
+#: Seconds that are waited for them: the first time, and when they are old.
+_FIRST_GROUPS, _NEW_GROUPS = 0.5, 0.1
 _HOUR = timedelta(hours=1)
 
 
@@ -152,7 +153,7 @@ class Overview:
         return replace(signs, lanes=lanes, dead=dead), tuple(asked.notes)
 
     async def _dead_letters(self) -> Sequence[DeadGroup]:
-        known = await self._dead.at_hand(_PATIENCE_WITH_GROUPS)
+        known = await self._dead.at_hand(_NEW_GROUPS if self._dead.has_answered else _FIRST_GROUPS)
         if known is None:
             raise TimeoutError
         return known.answer

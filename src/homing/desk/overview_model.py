@@ -26,7 +26,7 @@ class Tempo(Struct, frozen=True, rename="camel"):
     dead: int
     #: From 0 to 1; None where nothing was attempted.
     success: float | None
-    #: Seconds that an attempt took.
+    #: Seconds that an attempt took at most: the bound of a bucket, infinite past the last one.
     p50: float | None
     p95: float | None
     #: Seconds from a message's creation to its delivery.
@@ -95,6 +95,8 @@ class Hand(Struct, frozen=True):
     #: Stages are named with their lane: `email_log:send`.
     lanes: tuple[str, ...]
     silent_seconds: float = 0.0
+    #: Who paused it, and why, in words.
+    paused: str | None = None
 
 
 class QueueDepth(Struct, frozen=True):

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Struct
 
-from homing.messages.model import LANES, PHASES, LaneName, Phase, Wanted
+from homing.messages.codes import escaped, unescaped
+from homing.messages.model import LANES, PHASES, DeadGroup, LaneName, Phase, Wanted
 
 #: Nobody types a longer one.
 LONGEST_LINE: Final = 2000
 _LONGEST_VALUE: Final = 500
 _MOST_WORDS: Final = 20
 _MOST_META: Final = 20
+_MOST_CODES: Final = 200
 
 #: The states of each lane in its own words. A test compares them with the lanes.
 STATES: Final[Mapping[LaneName, tuple[str, ...]]] = {
     "mail_outbox": ("queued", "dispatching", "sent", "failed", "cancelled", "expired"),
     "dispatch_jobs": ("PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "ERROR", "CANCELLED"),
-    "email_log": ("Pending", "RetryQueued", "Sent", "Failed", "Dead"),
+    "email_log": ("Pending", "RetryQueued", "Sent", "Failed", "Dead", "Cancelled"),
     "open_events": ("pending", "sent", "skipped", "failed", "expired"),
 }
 _EVERY_STATE = tuple(dict.fromkeys(state for states in STATES.values() for state in states))
@@ -55,6 +57,7 @@ FIELDS: Final = (
     Field("source", "the source of a job", "source:shop"),
     Field("to", "the address of a mail, the host or URL of a job", "to:*@example.com"),
     Field("error", "the class or code of the last error", "error:http_500"),
+    Field("code", "the same to the letter, without patterns; several times: any of them", "code:http_500"),
     Field("meta.KEY", "metadata of a job or a mail", "meta.tenantId:acme"),
     Field("id", "an id, a key or an external id", "id:outbox_12"),
     Field("since", "created since then: 2h, 3d, or a date or time", "since:2h"),
@@ -71,6 +74,13 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 #: What people paste to find one message. A word of letters alone is no job, though it may look like one.
 _ID = re.compile(r"(?:outbox|email|notification)_\d{1,18}|[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}")
 _FIELD = re.compile(r"[A-Za-z][\w.-]*:")
+#: What other query lines have, and this one has not.
+_ANDS: Final = frozenset({"AND", "&&", "&"})
+_ORS: Final = frozenset({"OR", "||", "|"})
+_CONNECTIVES: Final = _ANDS | _ORS | {"NOT"}
+_LEAVES_OUT = re.compile(r"[-!][A-Za-z]")
+#: A shorter part is in too many names.
+_SHORTEST_PART: Final = 3
 #: A value that can stand without quotes.
 _PLAIN = re.compile(r'[^\s"\\]+')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -105,6 +115,8 @@ class Term(Struct, frozen=True):
     field: str
     value: str
     quoted: bool = False
+    #: A quote that begins in it has no end.
+    is_open: bool = False
 
 
 class _WrongError(Exception):
@@ -145,11 +157,11 @@ def _next_start(line: str, place: int) -> int:
 def _term_at(line: str, start: int) -> Term:
     named = _FIELD.match(line, start)
     value_start = named.end() if named else start
-    value, end, quoted = _value_at(line, value_start)
-    return Term(start, end, named[0][:-1] if named else "", value, quoted)
+    value, end, quoted, is_open = _value_at(line, value_start)
+    return Term(start, end, named[0][:-1] if named else "", value, quoted, is_open)
 
 
-def _value_at(line: str, start: int) -> tuple[str, int, bool]:
+def _value_at(line: str, start: int) -> tuple[str, int, bool, bool]:
     """Up to the next space that is not within quotes. An open quote ends with the line."""
     value, place, inside, quoted = [], start, False, False
     while place < len(line) and (inside or not line[place].isspace()):
@@ -162,7 +174,7 @@ def _value_at(line: str, start: int) -> tuple[str, int, bool]:
         else:
             value.append(letter)
         place += 1
-    return "".join(value), place, quoted
+    return "".join(value), place, quoted, inside
 
 
 class _Reading:
@@ -172,7 +184,13 @@ class _Reading:
         self._line, self._now = line, now
         self._given: dict[str, Any] = {}
         self._meta: dict[str, str] = {}
-        self._lists: dict[str, list[str]] = {"lanes": [], "phases": [], "states": [], "words": []}
+        self._lists: dict[str, list[str]] = {
+            "lanes": [],
+            "phases": [],
+            "states": [],
+            "words": [],
+            "codes": [],
+        }
 
     def wanted(self) -> Wanted:
         if len(self._line) > LONGEST_LINE:
@@ -189,6 +207,7 @@ class _Reading:
             states=tuple(state for state in _EVERY_STATE if state in self._lists["states"]),
             meta=dict(sorted(self._meta.items())),
             words=tuple(self._lists["words"]),
+            codes=tuple(self._lists["codes"]),
             **self._given,
         )
 
@@ -202,6 +221,8 @@ class _Reading:
             self._keep(term, term.value)
         elif term.field in _TIMES:
             self._keep(term, self._time(term))
+        elif term.field == "code":
+            self._take_code(term)
         else:
             self._take_list(term)
 
@@ -209,6 +230,9 @@ class _Reading:
         known = term.field in _NAMES or term.field.startswith(_META) or not term.field
         if not known:
             raise _unknown_field(self._line, term)
+        if term.is_open:
+            closed = None if self._line.endswith("\\") else f'{self._line}"'
+            raise _wrong(term, "a quote begins here and does not end", closed)
         if not term.value:
             what = f"`{term.field}:` has no value" if term.field else "an empty pair of quotes"
             raise _wrong(term, f"{what}; write a word behind it" if term.field else what)
@@ -218,6 +242,10 @@ class _Reading:
             raise _wrong(term, "there is a character in it that cannot be looked for")
 
     def _take_word(self, term: Term) -> None:
+        if not term.quoted and _LEAVES_OUT.match(term.value):
+            raise _left_out(self._line, term)
+        if not term.quoted and self._is_connective(term.value):
+            raise _connective(self._line, term)
         if not term.quoted and _ID.fullmatch(term.value) and "id" not in self._given:
             self._given["id"] = term.value
             return
@@ -225,6 +253,11 @@ class _Reading:
             raise _wrong(term, f"more than {_MOST_WORDS} words; to find a phrase, quote it")
         if term.value not in self._lists["words"]:
             self._lists["words"].append(term.value)
+
+    def _is_connective(self, word: str) -> bool:
+        """In small letters it may be a word that is looked for, where there are no fields beside it."""
+        has_fields = any(term.field for term in terms(self._line))
+        return word in _CONNECTIVES or (has_fields and word.upper() in _CONNECTIVES)
 
     def _take_meta(self, term: Term) -> None:
         key = term.field.removeprefix(_META)
@@ -235,6 +268,13 @@ class _Reading:
         if len(self._meta) >= _MOST_META and key not in self._meta:
             raise _wrong(term, f"at most {_MOST_META} keys of metadata")
         self._meta[key] = term.value
+
+    def _take_code(self, term: Term) -> None:
+        code = unescaped(term.value)
+        if len(self._lists["codes"]) >= _MOST_CODES:
+            raise _wrong(term, f"at most {_MOST_CODES} codes")
+        if code not in self._lists["codes"]:
+            self._lists["codes"].append(code)
 
     def _keep(self, term: Term, value: Any) -> None:
         if self._given.get(term.field, value) != value:
@@ -297,7 +337,7 @@ def _wrong(term: Term, message: str, mended: str | None = None) -> _WrongError:
 
 
 def _unknown_field(line: str, term: Term) -> _WrongError:
-    near = difflib.get_close_matches(term.field.lower(), (*_NAMES, "meta"), n=1, cutoff=0.5)
+    near = _nearest(term.field.lower(), (*_NAMES, "meta"))
     known = ", ".join(field.name for field in FIELDS)
     if not near:
         return _wrong(
@@ -311,13 +351,55 @@ def _unknown_field(line: str, term: Term) -> _WrongError:
 
 def _unknown(line: str, term: Term, value: str, names: list[str], what: str) -> _WrongError:
     lower = {name.lower(): name for name in reversed(names)}
-    near = difflib.get_close_matches(value.lower(), lower, n=1, cutoff=0.5)
+    near = _nearest(value.lower(), [name.lower() for name in names])
     if not near:
         return _wrong(term, f"no {what} `{value[:40]}`; there are {', '.join(names)}")
     better = lower[near[0]]
     values = [better if given == value else given for given in term.value.split(",")]
     mended = _replaced(line, term, f"{term.field}:{','.join(values)}")
     return _wrong(term, f"no {what} `{value[:40]}`; did you mean {better}?", mended)
+
+
+def _nearest(given: str, names: Sequence[str]) -> list[str]:
+    """Of a name people write the beginning, or a part, sooner than something of the same length."""
+    begun = [name for name in names if name.startswith(given)]
+    within = [name for name in names if given in name and len(given) >= _SHORTEST_PART]
+    return (begun or within or difflib.get_close_matches(given, names, n=1, cutoff=0.5))[:1]
+
+
+def _left_out(line: str, term: Term) -> _WrongError:
+    """`-status:dead` would be taken for a word, and find nothing."""
+    meant = _term_at(term.value, 1)
+    choices: Sequence[str] = {"status": PHASES, "lane": LANES}.get(meant.field, ())
+    others = ",".join(choice for choice in choices if choice != meant.value)
+    mended = _replaced(line, term, f"{meant.field}:{others}") if meant.value in choices else None
+    return _wrong(
+        term,
+        f"nothing can be left out by `{term.value[0]}`; ask for what is wanted. To find it as a word, quote it",
+        mended,
+    )
+
+
+def _connective(line: str, term: Term) -> _WrongError:
+    said = (
+        "all terms have to hold; several values of a field stand by commas: status:dead,waiting. "
+        "To find it as a word, put it into quotes"
+    )
+    return _wrong(term, f"`{term.value}` is not understood: {said}", _without_connective(line, term))
+
+
+def _without_connective(line: str, term: Term) -> str | None:
+    """What was probably meant, where that can be said in a line."""
+    word = term.value.upper()
+    if word in _ANDS:
+        return _without(line, term)
+    before = [one for one in terms(line) if one.end <= term.start][-1:]
+    after = [one for one in terms(line) if one.start >= term.end][:1]
+    fields = {one.field for one in (*before, *after)}
+    if word in _ORS and before and after and fields in ({"status"}, {"lane"}):
+        joined = f"{before[0].field}:{before[0].value},{after[0].value}"
+        return f"{line[: before[0].start]}{joined}{line[after[0].end :]}"
+    return None
 
 
 def told(mistake: Mistake) -> str:
@@ -337,6 +419,7 @@ def write(wanted: Wanted) -> str:
     parts = [_listed("status", (*wanted.phases, *wanted.states))]
     parts.append("" if wanted.lanes == LANES else _listed("lane", wanted.lanes))
     parts += [_single(name, getattr(wanted, name)) for name in ("type", "source", "to", "error", "id")]
+    parts += [_single("code", escaped(code)) for code in wanted.codes]
     parts += [_single(f"{_META}{key}", value) for key, value in wanted.meta.items()]
     parts += [_single(name, _stamp(getattr(wanted, name))) for name in ("since", "until")]
     parts += [_word(word) for word in wanted.words]
@@ -366,8 +449,18 @@ def _written(value: str) -> str:
 def _word(word: str) -> str:
     """Quoted where it would be taken for a field or for an id."""
     plain = _written(word)
-    is_other = _FIELD.match(word) or _ID.fullmatch(word)
+    is_other = (
+        _FIELD.match(word) or _ID.fullmatch(word) or _LEAVES_OUT.match(word) or word.upper() in _CONNECTIVES
+    )
     return f'"{plain}"' if is_other and not plain.startswith('"') else plain
+
+
+def of_group(group: DeadGroup) -> Wanted:
+    """Just the messages of a group of dead letters, and no others."""
+    dead = Wanted(lanes=(group.lane,), phases=("dead",))
+    if not group.codes:
+        return msgspec.structs.replace(dead, error=UNCLASSIFIED)
+    return msgspec.structs.replace(dead, codes=group.codes)
 
 
 # ── for the page ─────────────────────────────────────────────────────────────────────────────────

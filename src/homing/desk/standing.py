@@ -19,8 +19,10 @@ from homing.messages.model import HowMany, LaneDesk, LaneName, Phase, Wanted
 
 #: Up to so many of a state are counted for somebody who waits: 5 to 20 ms in an index.
 MOST: Final = 100_000
-#: Seconds that a page waits for the exact figures, and for what no index serves.
-_PATIENCE, _LONGEST = 0.05, 0.05
+#: Seconds that a page waits for the exact figures: of millions; and of few, the first time.
+_PATIENCE, _PATIENCE_WITH_FEW = 0.05, 1.0
+#: … and for what no index serves.
+_LONGEST = 0.05
 #: Counting may take this share of the database's time, no more.
 _SHARE_FOR_COUNTING = 0.05
 
@@ -43,8 +45,15 @@ class Standing:
         return Snapshot(snapshot.counts, oldest_due, snapshot.age, snapshot.at_least)
 
     async def _counted(self) -> Snapshot:
-        known = await self._counts.at_hand(_PATIENCE)
-        return await self._at_least() if known is None else Snapshot(known.answer, 0.0, known.age)
+        known = await self._counts.at_hand(_PATIENCE) if self._counts.has_answered else None
+        return await self._first() if known is None else Snapshot(known.answer, 0.0, known.age)
+
+    async def _first(self) -> Snapshot:
+        """The exact figures are asked for after the rough ones, which would have to wait beside them."""
+        rough = await self._at_least()
+        is_much = any(self._lane.phases[state] != "delivered" for state in rough.at_least)
+        known = await self._counts.at_hand(0.0 if is_much else _PATIENCE_WITH_FEW)
+        return rough if known is None else Snapshot(known.answer, 0.0, known.age)
 
     async def _at_least(self) -> Snapshot:
         """How many have arrived is what is left when all others are counted: that is not known here."""

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import accumulate
+from math import inf
 from operator import add, sub
 from typing import Final, TypeAlias
 from uuid import uuid4
@@ -208,17 +210,12 @@ def _combined(one: Totals, other: Totals, how: Callable[[int, int], int]) -> Tot
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """How long the given share took at most, by buckets; within one they are taken as evenly spread."""
+    """How long the given share took at most: the bound of its bucket, infinite past the last. None of nothing."""
     wanted = sum(counts) * share
     if not wanted:
         return None
-    begun = 0.0
-    for low, high, count in zip((0.0, *bounds), bounds, counts, strict=False):
-        if begun + count >= wanted:
-            return low + (high - low) * (wanted - begun) / count
-        begun += count
-    # Longer than the last bound: how much longer nobody knows.
-    return bounds[-1]
+    so_far = accumulate(counts)
+    return next((bound for bound, reached in zip(bounds, so_far, strict=False) if reached >= wanted), inf)
 
 
 def _age(key: tuple[LaneName, int]) -> int:

@@ -54,6 +54,8 @@ class Happening(Struct, frozen=True, rename="camel"):
     error_class: str | None
     error: str | None
     worker: str | None
+    #: What was asked of the receiver, without secrets.
+    request: str | None
     response_code: int | None
     response_headers: dict[str, str]
     response_body: str | None
@@ -155,6 +157,7 @@ def _happening(step: Step) -> Happening:
         error_class=step.error_class,
         error=step.error,
         worker=step.worker,
+        request=step.request,
         response_code=step.response_code,
         response_headers=dict(step.response_headers),
         response_body=step.response_body,

@@ -33,7 +33,7 @@ from homing.access.audit import AuditLog, Entry, Outcome
 from homing.access.desk import Access
 from homing.access.limits import Allowance, RateLimits
 from homing.access.principal import LOOPBACK, Principal
-from homing.access.scopes import KNOWN, SCOPES
+from homing.access.scopes import KNOWN, ROLES, SCOPES
 from homing.errors import Forbidden, PayloadTooLarge
 from homing.http.guard import READING, AnyRequest, Site, refuse_foreign
 from homing.http.json_depth import require_shallow
@@ -222,7 +222,7 @@ class AccessMiddleware(ASGIMiddleware):
             self.site.require_own_page(visit.request)
             await _require_token(visit.request, principal.csrf)
         if not principal.may(needed):
-            raise Forbidden(f"this needs the scope {needed}, which {principal.who} does not have")
+            raise Forbidden(_lacking(principal, needed))
 
     async def _call(self, visit: _Visit, next_app: ASGIApp, send: Send) -> None:
         request = visit.request
@@ -232,6 +232,13 @@ class AccessMiddleware(ASGIMiddleware):
         body = await _shallow_body(visit)
         answer = send if visit.route.audit == "own" else _Witness(self.access.audit, visit, body, send)
         await next_app(request.scope, request.receive, answer)
+
+
+def _lacking(principal: Principal, needed: str) -> str:
+    """For a person also by the name of a role, which is what an admin gives."""
+    roles = [role for role, scopes in ROLES.items() if needed in scopes]
+    has_it = f"; the role {roles[0]} has it" if principal.kind == "user" and roles else ""
+    return f"this needs the scope {needed}, which {principal.who} does not have{has_it}"
 
 
 def _read_route(handler: Any) -> _Route:

@@ -29,6 +29,7 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+_LONGEST_NAME = 200
 _WRONG = "This name and password do not belong together."
 
 
@@ -63,11 +64,13 @@ class LoginPages(Controller):
                     request,
                     form.get("next", _HOME),
                     f"Too many attempts. Try again in {wait} seconds.",
+                    name=form.get("name", ""),
                     status_code=429,
                     headers={"Retry-After": str(wait)},
                 )
             case _:
-                return login_page(request, form.get("next", _HOME), _WRONG, status_code=401)
+                name = form.get("name", "")
+                return login_page(request, form.get("next", _HOME), _WRONG, name=name, status_code=401)
 
     @post(
         "/logout",
@@ -91,6 +94,7 @@ def login_page(
     next: str,
     message: str | None = None,
     *,
+    name: str = "",
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response[str]:
@@ -101,6 +105,7 @@ def login_page(
         status_code=status_code,
         headers={**_HEADERS, **(headers or {})},
         message=message,
+        name=name[:_LONGEST_NAME],
         next=own_path(next),
     )
 

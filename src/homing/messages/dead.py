@@ -81,25 +81,26 @@ def _alike(causes: Sequence[Cause]) -> Iterable[Sequence[Cause]]:
 
     A group is requeued by its codes. A pattern instead of them could mean others, too.
     """
-    alike: dict[str | None, list[Cause]] = defaultdict(list)
+    by_code: dict[str | None, list[Cause]] = defaultdict(list)
     for cause in causes:
-        alike[None if cause.code is None else code_like(cause.code)].append(cause)
-    for some in alike.values():
-        yield from _portions(sorted(some, key=lambda cause: -cause.count))
+        by_code[cause.code].append(cause)
+    alike: dict[str | None, list[Sequence[Cause]]] = defaultdict(list)
+    for code, some in by_code.items():
+        alike[None if code is None else code_like(code)].append(some)
+    for several in alike.values():
+        yield from _portions(sorted(several, key=lambda some: -sum(cause.count for cause in some)))
 
 
-def _portions(causes: Sequence[Cause]) -> Iterable[Sequence[Cause]]:
-    portion: dict[str | None, list[Cause]] = defaultdict(list)
+def _portions(several: Sequence[Sequence[Cause]]) -> Iterable[Sequence[Cause]]:
+    portion: list[Cause] = []
     length = 0
-    for cause in causes:
-        # Long codes that begin alike are one code, and never in two groups.
-        needed = 0 if cause.code in portion else _length(cause.code)
-        if length + needed > _LONGEST_CODES:
-            yield [one for some in portion.values() for one in some]
-            portion, length = defaultdict(list), 0
-        portion[cause.code].append(cause)
-        length += needed
-    yield [one for some in portion.values() for one in some]
+    for of_one_code in several:
+        needed = _length(of_one_code[0].code)
+        if portion and length + needed > _LONGEST_CODES:
+            yield portion
+            portion, length = [], 0
+        portion, length = [*portion, *of_one_code], length + needed
+    yield portion
 
 
 def _length(code: str | None) -> int:

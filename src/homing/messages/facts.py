@@ -120,6 +120,10 @@ def trace_of(traceparent: str | None) -> str | None:
     return found[1] if found else None
 
 
+#: How it begins when nothing but a worker is missing; the desk tells where there is none.
+DUE: Final = "it is due, and "
+
+
 def possible(from_states: Mapping[Verb, Sequence[str]], state: str) -> tuple[Verb, ...]:
     """What can be done with a message in this state."""
     return tuple(verb for verb, states in from_states.items() if state in states)

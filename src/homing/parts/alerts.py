@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final, cast
 
-from homing.alerts.deaths import Feed, FoundDeaths, NotedDeaths
+from msgspec.structs import replace
+
+from homing.alerts.deaths import UNCLASSIFIED, VARIOUS, Feed, FoundDeaths, NotedDeaths
 from homing.alerts.desk import Alerts as Desk
-from homing.alerts.eyes import BacklogEye, Crew, Eye, IdleEye, TargetEye, WorkerEye, jobs_due, mails_due
+from homing.alerts.eyes import (
+    BacklogEye,
+    Crew,
+    DeadEye,
+    Eye,
+    IdleEye,
+    TargetEye,
+    WorkerEye,
+    jobs_due,
+    mails_due,
+)
 from homing.alerts.post import PACKAGED_TEMPLATES, Post, Ways, Webhook
 from homing.alerts.rules import Terms
 from homing.alerts.store import AlertStore
 from homing.alerts.watch import Watch
 from homing.db import Database, iso
+from homing.desk.desk import Desk as MessageDesk
 from homing.errors import InvalidRequest, SettingsError
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
+from homing.messages.model import LaneName, Wanted
 from homing.parts.emails import Emails
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
@@ -27,6 +41,14 @@ from homing.workers.fleet import Fleet
 
 OldestDue = Callable[[], Awaitable[float]]
 
+#: Seconds; whoever was lost before is on no page any more.
+_LOST_IS_NEWS = 3600.0
+#: Words that stand for several, and those that may have been cut.
+_MANY_WORDS: Final = frozenset({UNCLASSIFIED, VARIOUS, "None"})
+_LONG_WORD: Final = 79
+#: Seconds for one count; when that is not enough some are taken to be left.
+_PATIENCE: Final = 0.1
+
 
 class Alerts:
     def __init__(
@@ -38,11 +60,12 @@ class Alerts:
         emails: Emails,
         notifications: Notifications,
         fleet: Fleet,
+        desk: MessageDesk,
     ) -> None:
         settings = ground.settings
         self._ground, self._terms = ground, terms_of(settings)
         self._mails, self._jobs, self._emails, self._notifications = mails, jobs, emails, notifications
-        self._fleet = fleet
+        self._fleet, self._messages = fleet, desk
         self.ways = ways_of(settings, jobs.egress)
         self._store = AlertStore(ground.database)
         post = Post(
@@ -63,6 +86,7 @@ class Alerts:
             feeds=self._feeds(),
             eyes=self._eyes(),
             interval=settings.alert_interval_seconds,
+            idle=self._idle,
         )
         self.desk = Desk(self._store, post, self.watch.round, self._trouble)
 
@@ -85,7 +109,7 @@ class Alerts:
         eyes: list[Eye] = [BacklogEye(lane, oldest, self._terms) for lane, oldest in due.items()]
         if self._jobs.database.dialect != "mongodb":
             eyes.append(TargetEye(self._jobs.database, self._terms, self.ways.alert_target))
-        return [*eyes, IdleEye(due, self._crew, self._terms), WorkerEye(self._crew)]
+        return [*eyes, IdleEye(due, self._crew, self._terms), WorkerEye(self._crew), DeadEye(self._are_left)]
 
     def _oldest_due(self) -> dict[str, OldestDue]:
         due: dict[str, OldestDue] = {
@@ -103,8 +127,28 @@ class Alerts:
         return Crew(
             lanes=frozenset(lane.partition(":")[0] for one in there for lane in one.lanes),
             paused=frozenset(pause.name.partition(":")[0] for pause in pauses if pause.scope == "lane"),
-            lost={one.name: iso(one.seen_at) or "" for one in workers if one.state == "lost"},
+            lost={
+                one.name: iso(one.seen_at) or ""
+                for one in workers
+                if one.state == "lost" and one.silent_seconds < _LOST_IS_NEWS
+            },
         )
+
+    async def _idle(self) -> frozenset[str]:
+        crews = await self._fleet.crews(("mail_outbox", "dispatch_jobs"))
+        return frozenset(lane for lane, crew in crews.items() if crew.is_idle)
+
+    async def _are_left(self, lane: str, word: str) -> bool:
+        """Of a word that was shortened, or stands for many, only whether any are left in its lane."""
+        desk = self._messages.lanes.get(cast("LaneName", lane))
+        if desk is None:
+            return True
+        dead = Wanted(lanes=(desk.name,), phases=("dead",))
+        asked = [dead] if word in _MANY_WORDS or "*" in word or len(word) > _LONG_WORD else [
+            dead, replace(dead, error=word)
+        ]  # fmt: skip
+        found = [await desk.count(wanted, most=1, seconds=_PATIENCE) for wanted in asked]
+        return all(many.number or many.is_lower_bound for many in found)
 
     async def _trouble(self) -> str | None:
         """What the settings alone do not show."""

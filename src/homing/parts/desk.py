@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.desk.desk import Desk
+from homing.desk.desk import Desk, WhyIdle
 from homing.lanes.dispatch_jobs.desk import JobDesk
 from homing.lanes.email_log.desk import EmailDesk
 from homing.lanes.mail_outbox.desk import MailDesk
@@ -15,7 +15,15 @@ from homing.parts.mails import Mails
 from homing.parts.notifications import Notifications
 
 
-def make_desk(ground: Ground, mails: Mails, jobs: Jobs, emails: Emails, notifications: Notifications) -> Desk:
+def make_desk(
+    ground: Ground,
+    mails: Mails,
+    jobs: Jobs,
+    emails: Emails,
+    notifications: Notifications,
+    *,
+    why_idle: WhyIdle | None = None,
+) -> Desk:
     settings = ground.settings
     templates = ground.templates()
     lanes: dict[LaneName, LaneDesk] = {
@@ -24,4 +32,4 @@ def make_desk(ground: Ground, mails: Mails, jobs: Jobs, emails: Emails, notifica
         "email_log": EmailDesk(emails.log, templates, settings.mail_from),
         "open_events": NotificationDesk(notifications.rows, notifications.lane),
     }
-    return Desk(lanes)
+    return Desk(lanes, why_idle)

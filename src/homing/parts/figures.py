@@ -17,6 +17,7 @@ from homing.messages.model import DeadGroup
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
 from homing.parts.operations import Operations
+from homing.workers.model import WorkerView
 
 
 class Figures:
@@ -93,7 +94,7 @@ class Figures:
     async def _hands(self) -> list[Hand]:
         workers = await self._operations.fleet.workers()
         return [
-            Hand(worker.name, worker.state == "lost", worker.lanes, worker.silent_seconds)
+            Hand(worker.name, worker.state == "lost", worker.lanes, worker.silent_seconds, _paused(worker))
             for worker in workers
             if worker.state != "stopped"
         ]
@@ -118,3 +119,10 @@ class Figures:
 
     async def close(self) -> None:
         await self.count.close()
+
+
+def _paused(worker: WorkerView) -> str | None:
+    pause = worker.pause
+    if pause is None:
+        return None
+    return f"by {pause.asked_by}{f': {pause.reason}' if pause.reason else ''}"

@@ -132,6 +132,9 @@ class Operations:
         broken = [target.target for target in targets if target.state in {"open", "half_open"}]
         self._ground.telemetry.breakers_open(broken)
 
+    async def why_idle(self, lane: str) -> str | None:
+        return (await self.fleet.crew(lane)).why
+
     def dependencies(self) -> dict[str, Any]:
         return {"fleet": self.fleet, "leases": self.leases, "queue_depths": self.depths}
 

@@ -8,6 +8,7 @@ import msgspec
 
 from homing.db import Database, Row, instant, load_queries
 from homing.errors import InvalidRequest, NotFound
+from homing.workers.crew import Crew, crew_of
 from homing.workers.model import Identity, Own, Pause, Report, Scope, WorkerView
 
 #: A process that was not seen for so many seconds is lost: six heartbeats.
@@ -70,6 +71,14 @@ class Fleet:
 
     async def pauses(self) -> list[Pause]:
         return [_pause(row) for row in await self._database.fetch(self._queries["pauses"], {})]
+
+    async def crew(self, lane: str) -> Crew:
+        return (await self.crews([lane]))[lane]
+
+    async def crews(self, lanes: Sequence[str]) -> dict[str, Crew]:
+        """Who works on each of these lanes."""
+        workers, pauses = await self.workers(), await self.pauses()
+        return {lane: crew_of(lane, workers, pauses) for lane in lanes}
 
     async def require_gone(self, name: str) -> None:
         """Raise unless the worker is known, and nobody is there any more."""

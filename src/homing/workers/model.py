@@ -25,6 +25,11 @@ class LaneReport(Struct, frozen=True, rename="camel"):
     delivered: int
     paused: bool = False
 
+    @property
+    def otherwise(self) -> int:
+        """What ended and was not delivered: it is tried again, was given up, or was given back."""
+        return max(0, self.claimed - self.delivered - self.in_flight)
+
 
 class PoolReport(Struct, frozen=True, rename="camel"):
     code: str

@@ -110,7 +110,7 @@ async def test_a_search_looks_so_far_and_says_so(
     assert "Looked through 5 entries" in page
     assert "Older" in page
     for query, why in (
-        ({"since": "soon"}, "since is no time"),
+        ({"since": "soon"}, "is no time"),
         ({"since": "0001-01-01"}, "1970"),
         ({"outcome": "fine"}, "an outcome is one of"),
         ({"who": "a\x00b"}, "who"),

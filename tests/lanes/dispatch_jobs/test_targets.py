@@ -7,6 +7,7 @@ import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -492,8 +493,9 @@ async def test_what_we_lack_ourselves_costs_a_job_nothing(
         assert await lane.tables.rows("homing_target") == []
 
 
-async def test_an_id_that_was_deleted_is_not_given_out_again(sqlite_url: str) -> None:
-    """Receivers drop what they have seen by its id."""
+async def test_an_id_that_was_deleted_is_not_given_out_again(tmp_path: Path) -> None:
+    """Receivers drop what they have seen by its id. The first is as old as the table."""
+    sqlite_url = f"sqlite:///{tmp_path / 'new.db'}"
     insert = (
         "INSERT INTO dispatch_job (source, type, target_url, payload) "
         "VALUES ('s', 't', 'https://a.example/', '{}') RETURNING id"

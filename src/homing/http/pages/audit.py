@@ -81,6 +81,8 @@ _WORDS: Mapping[str, str] = {
     "workers.release": "released the leases of",
     "workers.resume": "resumed",
 }
+#: What reads as if it had been done, where it was not.
+_TRIED: Mapping[str, str] = {"session.open": "tried to log in", "bulk.end": "had a bulk run not end well:"}
 
 
 class _Asked(Struct, frozen=True):
@@ -182,10 +184,18 @@ def _since(text: str, now: datetime) -> datetime | None:
         return None
     found = read(f"since:{text}", now) if not set(text) & set(" \"'") else None
     if not isinstance(found, Wanted) or found.since is None:
-        raise InvalidRequest("since is no time; write 2h, 3d, 2026-11-16 or 2026-11-16T12:00:00Z", "since")
+        raise InvalidRequest(
+            f"since: {text[:40]!r} is no time; write 2h, 3d, 2026-11-16 or 2026-11-16T12:00:00Z", "since"
+        )
     if not 1970 <= found.since.year < 9999:
         raise InvalidRequest("since is a year from 1970 on", "since")
     return found.since
+
+
+def _words(action: str, outcome: str) -> str:
+    if outcome != "done" and action in _TRIED:
+        return _TRIED[action]
+    return _WORDS.get(action, action)
 
 
 def _told(entry: AuditEntry) -> dict[str, Any]:
@@ -199,7 +209,7 @@ def _told(entry: AuditEntry) -> dict[str, Any]:
         "kind": kind,
         "address": entry.address,
         "action": entry.action,
-        "words": _WORDS.get(entry.action, entry.action),
+        "words": _words(entry.action, entry.outcome),
         "object": entry.object,
         "outcome": entry.outcome,
         "tone": _TONES[entry.outcome],

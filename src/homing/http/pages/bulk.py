@@ -47,7 +47,8 @@ class BulkPages(Controller):
         try:
             counted = await bulk_runs.count(bulk_runs.read(q), chosen, user.may)
         except (InvalidRequest, Forbidden) as error:
-            trouble = str(error)
+            # The page has but one field that it can be about.
+            trouble = str(error).removeprefix("query: ")
         return render(
             request,
             "bulk_new.html",

@@ -10,7 +10,7 @@ from homing.access.principal import Principal
 from homing.desk import query
 from homing.desk.desk import Desk
 from homing.http.pages.shell import PAGE, AnyRequest, link, render
-from homing.messages.model import DeadGroup, Wanted
+from homing.messages.model import DeadGroup
 
 
 class GroupRow(Struct, frozen=True):
@@ -35,7 +35,7 @@ class DeadPage(Controller):
 
 
 def _row(desk: Desk, user: Principal, group: DeadGroup) -> GroupRow:
-    line = query.write(Wanted(lanes=(group.lane,), phases=("dead",), error=group.error or query.UNCLASSIFIED))
+    line = query.write(query.of_group(group))
     may = user.may(f"{desk.lanes[group.lane].scope}:operate")
     requeue = link("/bulk/new", q=line, verb="requeue") if may else ""
     return GroupRow(group, link("/messages", q=line), requeue)

@@ -18,7 +18,7 @@ from homing.http.live import Piece
 from homing.http.pages.acting import DONE, VERBS, act, verb_of
 from homing.http.pages.caught import foreign_html
 from homing.http.pages.json_tree import Node, json_tree
-from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, render
+from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, link, render
 from homing.messages.model import Body, Detail, MailParts, Verb
 
 #: The scope depends on the lane of the message, so it is asked for where that is known.
@@ -42,6 +42,7 @@ class MessagePage(Controller):
             row=detail.summary,
             verbs=_possible(desk, user, detail),
             tree=_tree(detail.payload),
+            links=_links(detail),
             mail=await desk.mail(id, may=user.may) if detail.has_mail else None,
         )
 
@@ -108,6 +109,11 @@ def _possible(desk: Desk, user: Principal, detail: Detail) -> list[tuple[Verb, s
     lane = desk.lanes[detail.summary.lane]
     may = user.may(f"{lane.scope}:operate")
     return [(verb, VERB_NAMES[verb]) for verb in VERBS if may and verb in detail.verbs]
+
+
+def _links(detail: Detail) -> dict[str, str]:
+    """Facts that have a page of their own."""
+    return {name: link("/targets", q=value) for name, value in detail.fields if name == "Target"}
 
 
 def _tree(payload: Body | None) -> Node | None:

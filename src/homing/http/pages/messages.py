@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,12 +14,13 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.access.principal import Principal
 from homing.desk import query
+from homing.desk.bulk import BulkRuns
 from homing.desk.desk import Desk, Found
 from homing.errors import InvalidRequest
 from homing.http.live import Piece
 from homing.http.pages.acting import DONE, MOST_SELECTED, act, allowed_verbs, verb_of
 from homing.http.pages.shell import LANE_NAMES, PAGE, VERB_NAMES, AnyRequest, gone_to, link, own_path, render
-from homing.messages.model import LANES, PHASES, Wanted
+from homing.messages.model import LANES, PHASES, Verb, Wanted
 
 LISTED: Final = 50
 #: The scope depends on the lanes of what was selected, so it is asked for where they are known.
@@ -48,6 +49,7 @@ class MessageList(Controller):
         self,
         request: AnyRequest,
         desk: NamedDependency[Desk],
+        bulk_runs: NamedDependency[BulkRuns],
         q: FromQuery[str] = "",
         cursor: FromQuery[str] = "",
     ) -> Response[str]:
@@ -65,6 +67,7 @@ class MessageList(Controller):
             found=found,
             filters=filters(q),
             verbs=[(verb, VERB_NAMES[verb]) for verb in allowed_verbs(desk, user)],
+            for_all=_for_all(bulk_runs, wanted, allowed_verbs(desk, user)) if found.rows else [],
             suggestions=query.suggestions(),
             syntax=[(field.example, field.means) for field in query.FIELDS],
             base=str(request.base_url).rstrip("/"),
@@ -86,6 +89,13 @@ class MessageList(Controller):
         acted = await act(desk, access.audit, request, verb, ids)
         left = f" {acted.left:,} could not be: they are in no state for it." if acted.left else ""
         return gone_to(back, f"{acted.done:,} {DONE[verb]}.{left}", is_good=acted.done > 0)
+
+
+def _for_all(runs: BulkRuns, wanted: Wanted | query.Mistake, verbs: Sequence[Verb]) -> list[Verb]:
+    """What can be done with messages that a line means; one that means everything is for nothing."""
+    if not isinstance(wanted, Wanted) or wanted == Wanted():
+        return []
+    return [verb for verb in verbs if runs.plan(wanted, verb)]
 
 
 def filters(line: str) -> Filters:

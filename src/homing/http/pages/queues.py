@@ -17,8 +17,9 @@ from homing.desk.standing import Standings
 from homing.http.pages.shell import AnyRequest, link, render
 from homing.http.pages.workers import lane_label
 from homing.messages.model import LaneDesk
+from homing.workers.crew import Crew
 from homing.workers.fleet import Fleet
-from homing.workers.model import Pause, WorkerView
+from homing.workers.model import WorkerView
 
 
 class LaneQueue(Struct, frozen=True):
@@ -31,7 +32,7 @@ class LaneQueue(Struct, frozen=True):
     age: float
     is_at_least: bool
     oldest_due: float
-    pause: Pause | None
+    crew: Crew
     path: str
 
 
@@ -62,13 +63,13 @@ class QueuePages(Controller):
         standings: NamedDependency[Standings],
     ) -> Response[str]:
         looks = await asyncio.gather(*(standing.look() for standing in standings.of.values()))
-        pauses = {pause.name: pause for pause in await fleet.pauses() if pause.scope == "lane"}
+        crews = await fleet.crews(list(standings.of))
         return render(
             request,
             "queues.html",
             queues=await queue_depths.look(),
             lanes=[
-                _lane(desk.lanes[lane], look, pauses.get(lane))
+                _lane(desk.lanes[lane], look, crews[lane])
                 for lane, look in zip(standings.of, looks, strict=True)
             ],
             pools=pool_lines(await fleet.workers()),
@@ -76,7 +77,7 @@ class QueuePages(Controller):
         )
 
 
-def _lane(lane: LaneDesk, snapshot: Snapshot, pause: Pause | None) -> LaneQueue:
+def _lane(lane: LaneDesk, snapshot: Snapshot, crew: Crew) -> LaneQueue:
     states = [state for state, phase in lane.phases.items() if phase == "waiting"]
     return LaneQueue(
         lane.name,
@@ -85,7 +86,7 @@ def _lane(lane: LaneDesk, snapshot: Snapshot, pause: Pause | None) -> LaneQueue:
         age=snapshot.age,
         is_at_least=not snapshot.at_least.isdisjoint(states),
         oldest_due=snapshot.oldest_due,
-        pause=pause,
+        crew=crew,
         path=link("/messages", q=f"lane:{lane.name} status:waiting"),
     )
 

@@ -21,6 +21,7 @@ from homing import __version__
 from homing.access.principal import Principal
 from homing.http.pages.writing import (
     ago,
+    at_most,
     clock,
     compact,
     duration,
@@ -176,8 +177,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters |= {"at_most": at_most}
     made.filters |= {"ago": _ago, "iso": iso_text, "number": number, "duration": duration, "percent": percent}
     made.filters |= {"short": short, "kind": kind_of, "compact": compact, "clock": clock, "ticks": ticks}
+    made.tests["ahead"] = lambda at: at > datetime.now(UTC)
     made.globals |= {"verb_names": VERB_NAMES, "run_tones": RUN_TONES}
     made.globals |= {"asset": asset, "link": link, "version": __version__, "lane_names": LANE_NAMES}
     made.globals["parts"] = made.get_template("parts.html").module

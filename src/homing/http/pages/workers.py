@@ -12,6 +12,7 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried, who_of
 from homing.http.pages.shell import LANE_NAMES, AnyRequest, gone_to, own_path, read_form, render
+from homing.workers.crew import Crew, crew_of
 from homing.workers.fleet import Fleet
 from homing.workers.leases import Held, Leases
 from homing.workers.model import LaneReport, Pause, Scope, WorkerView, is_paused
@@ -35,6 +36,9 @@ class LaneLine(Struct, frozen=True):
     in_flight: int
     claimed: int
     delivered: int
+    #: Tried again, given up, or given back.
+    otherwise: int
+    crew: Crew
     #: Its own, or that of the lane whose stage it is.
     pause: Pause | None
     is_own: bool
@@ -48,6 +52,7 @@ class WorkerLine(Struct, frozen=True):
     slots: int
     claimed: int
     delivered: int
+    otherwise: int
     #: What it works on, and whether that is paused while the process is not.
     lanes: Sequence[tuple[str, bool]]
     held: Sequence[Held]
@@ -155,6 +160,7 @@ def _worker_line(worker: WorkerView, pauses: Sequence[Pause], held: Sequence[Hel
         slots=sum(report.slots for report in reports if _is_worked(worker, report)),
         claimed=sum(report.claimed for report in reports),
         delivered=sum(report.delivered for report in reports),
+        otherwise=sum(report.otherwise for report in reports),
         lanes=_named(worker, asked),
         held=[one for one in held if one.owner == worker.name],
     )
@@ -187,6 +193,8 @@ def _lane_line(lane: str, workers: Sequence[WorkerView], pauses: Sequence[Pause]
         in_flight=sum(report.in_flight for report in reports),
         claimed=sum(report.claimed for report in reports),
         delivered=sum(report.delivered for report in reports),
+        otherwise=sum(report.otherwise for report in reports),
+        crew=crew_of(lane, workers, pauses),
         pause=asked.get(lane) or asked.get(whole),
         is_own=lane in asked,
     )

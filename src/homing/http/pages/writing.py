@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -34,6 +35,13 @@ def duration(seconds: float | None) -> str:
     days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
     parts = [(days, "d"), (hours, "h"), (0 if days else minutes, "min")]
     return " ".join(f"{amount} {unit}" for amount, unit in parts if amount)
+
+
+def at_most(seconds: float | None) -> str:
+    """Of what is known by its bound only."""
+    if seconds is None:
+        return MISSING
+    return "off the scale" if seconds == inf else f"≤ {duration(seconds)}"
 
 
 def _brief(seconds: float) -> str:

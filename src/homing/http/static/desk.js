@@ -165,7 +165,7 @@ class Live {
   follow() {
     if (document.hidden || !this.wanted) {
       this.stop();
-      say("Paused");
+      say("Not live");
     } else if (!this.source) {
       this.source = new EventSource(this.root.dataset.topic);
       this.source.addEventListener("open", () => { this.away = false; this.tell(); });
@@ -189,7 +189,7 @@ class Live {
   tell() {
     if (this.away || !this.source) return;
     const news = this.list ? [...this.waiting.keys()].filter((key) => !document.getElementById(key)).length : 0;
-    say(this.isBusy() ? (news ? `Paused, ${news} new` : "Paused") : "Live", this.isBusy() ? "" : "on");
+    say(this.isBusy() ? (news ? `Not live, ${news} new` : "Not live") : "Live", this.isBusy() ? "" : "on");
   }
   /* What somebody points at, works with or reads must not move away. */
   isBusy() {

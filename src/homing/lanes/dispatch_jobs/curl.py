@@ -10,20 +10,12 @@ from typing import Final
 from homing.db import Row
 from homing.lanes.dispatch_jobs.headers import is_ours
 from homing.lanes.dispatch_jobs.look import without_query
+from homing.lanes.dispatch_jobs.masking import is_harmless
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.lanes.dispatch_jobs.view import pairs_of
 
 #: A longer command does not fit into what shells take.
 _LONGEST_PAYLOAD: Final = 100_000
-#: What a producer's header holds is the receiver's business. These are known to hold no secret; all others
-#: are named, and whoever runs the command sets them.
-_HARMLESS: Final = frozenset(
-    {
-        *("accept", "accept-charset", "accept-encoding", "accept-language", "cache-control"),
-        *("content-encoding", "content-language", "expect", "from", "priority", "user-agent"),
-        *("x-correlation-id", "x-request-id", "traceparent"),
-    }
-)
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 # The key of a whsec_ secret is the base64 behind its prefix, of any other its bytes; openssl takes it in hex.
@@ -77,7 +69,7 @@ def _headers(row: Row, prefix: str) -> Iterable[str]:
         # What is no name of a header, curl might take for something else, such as the name of a file.
         if is_ours(name.lower(), f"{prefix}-") or not _NAME.fullmatch(name):
             continue
-        yield shlex.quote(f"{name}: {value}") if name.lower() in _HARMLESS else _named(name)
+        yield shlex.quote(f"{name}: {value}") if is_harmless(name) else _named(name)
 
 
 def _named(name: str) -> str:

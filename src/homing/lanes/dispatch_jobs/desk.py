@@ -18,7 +18,7 @@ from homing.lanes.dispatch_jobs.look import host_of
 from homing.lanes.dispatch_jobs.masking import shown_url
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.lanes.dispatch_jobs.view import attempted, pairs_of, waiting_for
-from homing.messages.facts import body_of, facts, moment_fact, possible, trace_of
+from homing.messages.facts import DUE, body_of, facts, moment_fact, possible, trace_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 
 _ENDS: Final[Mapping[str, str]] = {
@@ -124,10 +124,12 @@ def _fields(row: Row) -> list[tuple[str, str]]:
 
 def _timeline(row: Row, summary: Summary, attempts: Sequence[Row]) -> list[Step]:
     steps = [Step(summary.created_at, "created", f"Created by {row['source']}")]
-    steps += [_attempt(attempt) for attempt in attempts]
+    request = _request(row)
+    steps += [_attempt(attempt, request) for attempt in attempts]
     tried = readable(row["last_attempt_at"])
     if summary.phase == "running" and tried is not None:
-        steps.append(Step(tried, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"]))
+        title = f"Claim {row['claim_seq']}"
+        steps.append(Step(tried, "claimed", title, worker=row["locked_by"], request=request))
     elif summary.state in _ENDS:
         at = readable(row["completed_at"]) or readable(row["updated_at"]) or tried or summary.created_at
         steps.append(_end(row, summary, at))
@@ -142,7 +144,15 @@ def _end(row: Row, summary: Summary, at: datetime) -> Step:
     return Step(at, summary.phase, _ENDS[summary.state], well=well, error_class=summary.error, error=error)
 
 
-def _attempt(row: Row) -> Step:
+def _request(row: Row) -> str:
+    """What every attempt asks: the same, but for the time and the signature."""
+    size = len(str(row["payload"]).encode())
+    url = shown_url(row["source"], row["target_url"])
+    signed = ", signed" if row["credentials_id"] is not None else ""
+    return f"POST {url}, {row['payload_content_type']}, {size:,} bytes{signed}"
+
+
+def _attempt(row: Row, request: str) -> Step:
     told = attempted(row)
     started = readable_or_never(row["attempted_at"])
     code = told.response_code
@@ -154,6 +164,7 @@ def _attempt(row: Row) -> Step:
         seconds=told.duration_millis / 1000 if told.duration_millis is not None else None,
         error_class=told.error_class,
         error=told.error_message,
+        request=request,
         response_code=code,
         response_headers=told.response_headers,
         response_body=told.response_body,
@@ -166,7 +177,5 @@ def _waits(row: Row, head: Row | None) -> str | None:
         return f"{row['locked_by'] or 'a worker'} has it"
     found = waiting_for(row, head)
     if found is None:
-        return (
-            None if PHASES.get(row["status"]) != "waiting" else "it is due, and the next free slot is its own"
-        )
+        return None if PHASES.get(row["status"]) != "waiting" else f"{DUE}the next free slot is its own"
     return f"{found.message} (until {found.until})" if found.until else found.message

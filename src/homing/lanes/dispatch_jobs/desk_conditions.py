@@ -88,18 +88,18 @@ def asked_for(wanted: Wanted) -> list[Asked]:
 
 def _by_class(wanted: Wanted) -> list[Wanted]:
     """One for each code, where the index serves every one of them."""
-    if not wanted.codes or not all(map(_is_indexed, wanted.codes)):
+    if not wanted.codes or not all(map(is_indexed, wanted.codes)):
         return [wanted]
     return [replace(wanted, codes=(code,)) for code in wanted.codes]
 
 
-def _is_indexed(code: str) -> bool:
+def is_indexed(code: str) -> bool:
     """A filter by that word means those without a class, and a long code is cut."""
     return code != UNCLASSIFIED and len(code) < LONGEST_CODE
 
 
 def _class_of(wanted: Wanted) -> Filter | None:
-    if len(wanted.codes) == 1 and _is_indexed(wanted.codes[0]):
+    if len(wanted.codes) == 1 and is_indexed(wanted.codes[0]):
         return Filter(error_class=wanted.codes[0])
     error = _exact(wanted.error)
     return Filter(error_class=error) if error is not None else None

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from homing.db.conditions import UNCLASSIFIED, Conditions, is_pattern
 from homing.db.looking import Stream
 from homing.db.walking import Walk
-from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions
+from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions, is_indexed, states_of
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.messages.codes import told_apart
 from homing.messages.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
 from homing.messages.model import DeadGroup, LaneName, Verb, Wanted
 
@@ -23,7 +24,7 @@ FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "cancel": ("PENDING", "FAILED"),
     "send_now": ("PENDING", "FAILED"),
 }
-_BY_CLASS = "o.status = 'ERROR' AND o.error_class = :error"
+_BY_CLASS = "o.status = 'ERROR' AND o.error_class = :{}"
 _UNCLASSIFIED = "o.status = 'ERROR' AND o.error_class IS NULL"
 
 
@@ -41,8 +42,9 @@ class JobDeadDesk(Walked):
         said: dict[str | None, list[str]] = defaultdict(list)
         going: dict[str | None, list[str]] = defaultdict(list)
         for row in await self._ask("dead_words", most=MOST_READ_OF_EACH, codes=MOST_CODES) if rows else ():
-            said[row["code"]].append(row["text"] or "")
-            going[row["code"]].append(row["target"])
+            code = None if row["code"] is None else told_apart(row["code"])
+            said[code].append(row["text"] or "")
+            going[code].append(row["target"])
         targets = {code: _most_frequent(some) for code, some in going.items()}
         return groups_of("dispatch_jobs", causes, said, id_of=text_of, targets=targets)
 
@@ -65,13 +67,27 @@ class JobDeadDesk(Walked):
         found = conditions(wanted, self._database.dialect)
         if found is None:
             return None
-        if wanted.states == ("ERROR",) and wanted.error is not None and not is_pattern(wanted.error):
-            others = conditions(replace(wanted, states=(), error=None), self._database.dialect)
+        if states_of(wanted) == ("ERROR",) and (classes := _classes(wanted)) is not None:
+            rest = replace(wanted, phases=(), states=(), error=None, codes=())
+            others = conditions(rest, self._database.dialect)
             if others is not None:
-                by_class = _UNCLASSIFIED if wanted.error == UNCLASSIFIED else _BY_CLASS
-                also = others + Conditions((), {"error": wanted.error})
-                return Walk(self._database, TABLE, Stream((by_class,)), also, newest_first)
+                also = others + Conditions((), classes.values)
+                return Walk(self._database, TABLE, Stream(classes.texts), also, newest_first)
         return Walk(self._database, TABLE, Stream(_named(found.texts)), found, newest_first)
+
+
+def _classes(wanted: Wanted) -> Conditions | None:
+    """The classes that are asked for, each as the index of the dead has it; None where it does not serve."""
+    if wanted.codes:
+        if wanted.error is not None or not all(map(is_indexed, wanted.codes)):
+            return None
+        values = {f"class{number}": code for number, code in enumerate(wanted.codes)}
+        return Conditions(tuple(_BY_CLASS.format(name) for name in values), values)
+    if wanted.error is None or is_pattern(wanted.error):
+        return None
+    if wanted.error == UNCLASSIFIED:
+        return Conditions((_UNCLASSIFIED,))
+    return Conditions((_BY_CLASS.format("error"),), {"error": wanted.error})
 
 
 def _named(texts: Sequence[str]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Finds jobs for the desk: by the indexes of the search, one state at a time, or in a bounded look.
 
 The jobs of one state lie in order, those of two do not: so each state is a stream of its own, and the streams
-are merged. All of them lie in the same order, and go on from the same place: by the time of creation and the id,
-which is not the order of the ids alone, because a transaction may have begun long before it wrote; or by id,
-where all of them are read by metadata or by an error class, whose indexes know no times.
+are merged. All of them lie in the same order, and go on from the same place: by the time of creation and the
+id, which is not the order of the ids alone, because a transaction may have begun long before it wrote; or by
+id, where all of them are read by metadata or by an error class, whose indexes know no times.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class JobFinder:
         found = left_over(asked, self._jobs.database.dialect)
         return found if found.texts else None
 
-    async def _joined(
-        self, streams: Sequence[_Some], limit: int, order: Callable[[Place], Any]
-    ) -> FoundJobs:
+    async def _joined(self, streams: Sequence[_Some], limit: int, order: Callable[[Place], Any]) -> FoundJobs:
         """The newest of all streams, down to where the first of them ended that goes on."""
         horizon = max((one.end for one in streams if one.end is not None), key=order, default=None)
         places = sorted({place for one in streams for place in one.places}, key=order, reverse=True)
@@ -152,7 +150,7 @@ class JobFinder:
 
 
 def _has_ended(asked: Asked, end: Place | None) -> bool:
-    """Whether all others are older than what is asked for. Ids are of their makers' clocks, which may be off."""
+    """Whether all others are older than what is asked for. Ids are of clocks that may be off."""
     since = asked.wanted.since
     at = readable(end.at) if end is not None else None
     if since is None or at is None:

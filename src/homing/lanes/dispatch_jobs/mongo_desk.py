@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from homing.db import Query
-from homing.db.conditions import UNCLASSIFIED, is_pattern
+from homing.db.conditions import LONGEST_CODE, UNCLASSIFIED, is_pattern
 from homing.db.mongo import Columns, Session
 from homing.lanes.dispatch_jobs.desk_conditions import (
     PHASES,
+    Asked,
     is_by_id,
-    lead_of,
+    is_indexed,
     states_of,
     without_lead,
 )
@@ -26,8 +28,8 @@ Match = dict[str, Any]
 
 
 class MongoJobFinder(JobFinder):
-    def _also(self, wanted: Wanted, state: str | None) -> Any:
-        return left_over(wanted, state) or None
+    def _also(self, asked: Asked) -> Any:
+        return left_over(asked) or None
 
     async def _named(self, wanted: Wanted, before: int | None, limit: int) -> list[int]:
         id = wanted.id or ""
@@ -53,10 +55,10 @@ async def _named(session: Session, given: Given) -> list[Columns]:
 _NAMED: Final = Query("desk_named", "", (), False, _named)
 
 
-def left_over(wanted: Wanted, state: str | None) -> list[Match]:
-    """What `lead_of` leaves over."""
-    lead = lead_of(wanted, state)
-    rest = replace(without_lead(wanted, lead), phases=(), states=())
+def left_over(asked: Asked) -> list[Match]:
+    """What the index of a stream leaves over."""
+    state, lead = asked.state, asked.lead
+    rest = replace(without_lead(asked.wanted, lead), phases=(), states=())
     if not is_by_id(lead):
         rest = replace(rest, since=None, until=None)
     needs_state = state is not None and lead.status is None and lead.error_class is None
@@ -71,6 +73,7 @@ def all_of(wanted: Wanted) -> list[Match]:
     for sign, moment in (("$gte", wanted.since), ("$lte", wanted.until)):
         found += [] if moment is None else [{"created_at": {sign: moment}}]
     found += _error(wanted.error) if wanted.error is not None else []
+    found += [_code(wanted.codes)] if wanted.codes else []
     found += [_entry(key, value) for key, value in wanted.meta.items()]
     return [*found, *_target_and_words(wanted)]
 
@@ -88,6 +91,15 @@ def _expression(pattern: str) -> str:
 
 def _error(error: str) -> list[Match]:
     return [{"error_class": None if error == UNCLASSIFIED else _matching(error)}]
+
+
+def _code(codes: Sequence[str]) -> Match:
+    """To the letter; a long one was cut, and so is what it is compared with."""
+    if all(map(is_indexed, codes)):
+        return {"error_class": {"$in": list(codes)}}
+    beginning = {"$substrCP": ["$error_class", 0, LONGEST_CODE]}
+    known: Match = {"error_class": {"$type": "string"}}
+    return {"$and": [known, {"$expr": {"$in": [beginning, {"$literal": list(codes)}]}}]}
 
 
 def _entry(key: str, value: str) -> Match:

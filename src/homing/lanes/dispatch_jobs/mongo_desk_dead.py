@@ -40,7 +40,7 @@ async def dead_words(session: Session, given: Given) -> list[Columns]:
 async def _classes(session: Session, most: int) -> list[str]:
     classes: list[str] = []
     while len(classes) < most:
-        beyond: Match = {"$gt": classes[-1] if classes else ""}
+        beyond: Match = {"$gt": classes[-1]} if classes else {"$gte": ""}
         following = {"status": "ERROR", "error_class": beyond}
         found = await session.find(
             JOBS, following, {"error_class": 1}, sort={"error_class": 1}, limit=1, hint=_DEAD_INDEX

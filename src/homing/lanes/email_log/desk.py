@@ -9,8 +9,10 @@ from homing.db import Dialect, Row
 from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
 from homing.db.looking import Stream, first_after, look
 from homing.lanes.email_log.desk_conditions import (
+    CANCELLED,
     ORDERED,
     PHASES,
+    STATE,
     TABLE,
     in_order,
     number_of,
@@ -21,6 +23,7 @@ from homing.lanes.email_log.desk_dead import EmailDeadDesk
 from homing.lanes.email_log.log import EmailLog
 from homing.lanes.email_log.view import email_id
 from homing.messages.facts import (
+    DUE,
     code_of,
     facts,
     filenames,
@@ -102,7 +105,7 @@ def _stream(
 ) -> tuple[Stream, Conditions]:
     """By which index the rows are read, and what is left to be looked for among them."""
     every = len(states) == len(PHASES)
-    asked = Conditions(() if every else (is_one_of("o.status", states),))
+    asked = Conditions(() if every else (is_one_of(STATE, states),))
     if wanted.id is not None:
         by_key = next(text for text in others.texts if text.startswith(("o.id =", "o.message_key =")))
         rest = tuple(text for text in others.texts if text != by_key)
@@ -120,8 +123,14 @@ def _attempts(row: Row) -> int:
     return int(row["attempt_count"]) + int(row["status"] == "Sent")
 
 
+def _state(row: Row) -> str:
+    """As the desk tells it: what a person cancelled is apart from the dead."""
+    is_cancelled = row["status"] == "Dead" and row["dead_reason"] == CANCELLED
+    return CANCELLED if is_cancelled else str(row["status"])
+
+
 def _summary(row: Row) -> Summary:
-    state = row["status"]
+    state = _state(row)
     return Summary(
         lane="email_log",
         id=email_id(row["id"]),
@@ -183,6 +192,9 @@ def _timeline(row: Row, summary: Summary) -> list[Step]:
         steps.append(
             Step(sent or tried or summary.created_at, "delivered", "Taken by the provider", well=True)
         )
+    elif summary.state == CANCELLED:
+        at = readable(row["announced_at"]) or tried or queued or summary.created_at
+        steps.append(Step(at, "stopped", "Cancelled", well=False))
     elif summary.state == "Dead":
         at = tried or queued or summary.created_at
         told = message_of(row["last_error"])
@@ -197,7 +209,7 @@ def _attempt(row: Row, summary: Summary, at: datetime) -> Step:
     if row["locked_by"] is not None:
         return Step(at, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"])
     well = summary.state == "Sent"
-    title = f"Last attempt, of {max(row['attempt_count'], 1)}"
+    title = f"Last attempt, of {max(_attempts(row), 1)}"
     if well or row["last_error"] is None:
         return Step(at, "attempt", title, well=well or None)
     code, told = code_of(row["last_error"]), message_of(row["last_error"])
@@ -212,5 +224,5 @@ def _waits(row: Row, summary: Summary, now: datetime) -> str | None:
     if summary.state == "Failed" and summary.due_at is not None and summary.due_at > now:
         return f"it is tried again after: {row['last_error'] or 'a failure'}"
     if readable(row["last_queued_at"]) is None or summary.state == "Failed":
-        return "it is due, and the scheduler puts it into the queue"
-    return "its message is in the queue, and the next free sender takes it"
+        return f"{DUE}the scheduler puts it into the queue"
+    return f"{DUE}its message is in the queue: the next free sender takes it"

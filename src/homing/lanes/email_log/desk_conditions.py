@@ -12,6 +12,7 @@ from homing.db.conditions import (
     created,
     either,
     every_word,
+    has_code,
     has_recipient,
     is_like,
     is_one_of,
@@ -27,6 +28,17 @@ PHASES: Final[Mapping[str, Phase]] = {
     "Sent": "delivered",
     "Failed": "waiting",
     "Dead": "dead",
+    # In the table such an email is Dead, too, by the reason Cancelled. Nobody has to look after it.
+    "Cancelled": "stopped",
+}
+#: Of a row: its status, and apart from the dead those that a person has cancelled.
+STATE: Final = (
+    "CASE WHEN o.status = 'Dead' AND o.dead_reason = 'Cancelled' THEN 'Cancelled' ELSE o.status END"
+)
+CANCELLED: Final = "Cancelled"
+_OF_STATE: Final = {
+    "Dead": "o.status = 'Dead' AND (o.dead_reason IS NULL OR o.dead_reason <> 'Cancelled')",
+    "Cancelled": "o.status = 'Dead' AND o.dead_reason = 'Cancelled'",
 }
 TABLE: Final = Table(
     "email_log",
@@ -36,7 +48,7 @@ TABLE: Final = Table(
     " o.to_address, o.cc_address, o.bcc_address, o.subject, o.template, o.created_at",
 )
 #: States whose rows lie in an index in the order of ids.
-ORDERED: Final = ("Failed", "Dead", "RetryQueued")
+ORDERED: Final = ("Failed", "Dead", "RetryQueued", "Cancelled")
 _ENDED: Final = "o.status IN ('Failed', 'Dead', 'RetryQueued')"
 _RECIPIENTS = ("o.to_address", "o.cc_address", "o.bcc_address")
 _PREFIX = "email_"
@@ -49,12 +61,17 @@ def number_of(id: str) -> int | None:
     return int(digits) if is_one else None
 
 
+def is_in(state: str) -> str:
+    """In words that an index knows."""
+    return _OF_STATE.get(state) or is_one_of("o.status", (state,))
+
+
 def in_order(dialect: Dialect, state: str) -> str:
     """The condition by which the rows of an ordered state are read from their index.
 
     SQLite takes a partial index only where its own words stand; PostgreSQL would count such words twice.
     """
-    one = is_one_of("o.status", (state,))
+    one = is_in(state)
     needs = dialect == "sqlite"
     return f"{_ENDED} AND {one}" if needs else one
 
@@ -76,7 +93,7 @@ def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
     others = other_conditions(wanted, dialect)
     if not states or others is None:
         return None
-    return others if len(states) == len(PHASES) else Conditions((is_one_of("o.status", states),)) + others
+    return others if len(states) == len(PHASES) else Conditions((is_one_of(STATE, states),)) + others
 
 
 def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
@@ -92,6 +109,7 @@ def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
         found += has_recipient(dialect, _RECIPIENTS, wanted.to)
     if wanted.error is not None:
         found += _error(dialect, wanted.error)
+    found += has_code(_CODE[dialect], wanted.codes)
     return found + every_word(dialect, ("o.subject", "o.template"), wanted.words)
 
 
@@ -102,11 +120,17 @@ def _by_id(id: str) -> Conditions:
     return Conditions(("o.message_key = :key",), {"key": id})
 
 
+#: A dead one has a reason, which is its code; `last_error` of the others is `code: message`.
+_CODE: Final[Mapping[Dialect, str]] = {
+    "postgres": "CASE WHEN o.status = 'Dead' THEN o.dead_reason ELSE split_part(o.last_error, ':', 1) END",
+    "sqlite": "CASE WHEN o.status = 'Dead' THEN CAST(o.dead_reason AS TEXT) ELSE"
+    " substr(CAST(o.last_error AS TEXT), 1, instr(CAST(o.last_error AS TEXT) || ':', ':') - 1) END",
+}
+
+
 def _error(dialect: Dialect, error: str) -> Conditions:
-    """A dead one has a reason; `last_error` of the others is `code: message`."""
     if error == UNCLASSIFIED:
-        none = "o.dead_reason IS NULL AND (o.status = 'Dead' OR o.last_error IS NULL)"
-        return Conditions((none,))
+        return Conditions((f"coalesce({_CODE[dialect]}, '') = ''",))
     reason = matches(dialect, "o.dead_reason", "reason", error)
     alone = is_like(dialect, "o.last_error", "error", like(error))
     with_message = is_like(dialect, "o.last_error", "errors", f"{like(error)}:%")

@@ -6,13 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from homing.db.walking import Walk, walk_of
-from homing.lanes.email_log.desk_conditions import ORDERED, TABLE, in_order, other_conditions, states_of
+from homing.lanes.email_log.desk_conditions import (
+    ORDERED,
+    STATE,
+    TABLE,
+    in_order,
+    is_in,
+    other_conditions,
+    states_of,
+)
 from homing.lanes.email_log.log import EmailLog
 from homing.messages.dead import DeadByText
 from homing.messages.model import LaneName, Verb, Wanted
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
-    "requeue": ("Dead", "Failed"),
+    "requeue": ("Dead", "Failed", "Cancelled"),
     "cancel": ("Pending", "Failed"),
     "send_now": ("Pending", "Failed"),
 }
@@ -21,7 +29,7 @@ FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
 class EmailDeadDesk(DeadByText):
     name: LaneName = "email_log"
     from_states = FROM_STATES
-    _table, _status = TABLE, "o.status"
+    _table, _status = TABLE, STATE
 
     def __init__(self, log: EmailLog) -> None:
         super().__init__(log.database, __package__ or "")
@@ -33,6 +41,9 @@ class EmailDeadDesk(DeadByText):
 
     def _id_of(self, number: int) -> str:
         return f"email_{number}"
+
+    def _condition(self, state: str) -> str:
+        return is_in(state)
 
     def _walk(self, wanted: Wanted, *, newest_first: bool) -> Walk | None:
         states, others = states_of(wanted), other_conditions(wanted, self._database.dialect)

@@ -1,8 +1,14 @@
 -- What the desk does with emails, on PostgreSQL.
 
+-- fragment: code
+-- As desk_conditions.py has it: a group is asked for by its codes, to the letter.
+nullif(substr(dead_reason, 1, 80), '')
+
 -- fragment: dead
--- Written so that the order has to come from the index of what is open or ended badly, and not from that of all.
+-- What a person cancelled is no dead letter. The state is written so that the order has to come from the index of
+-- what is open or ended badly, and not from that of all.
 status IN ('Failed', 'Dead', 'RetryQueued') AND status >= 'Dead' AND status <= 'Dead'
+    AND (dead_reason IS NULL OR dead_reason <> 'Cancelled')
 
 -- name: by_index
 -- For the transaction: what is asked for lies in an index in the order that is asked for, and only the newest of it
@@ -13,7 +19,7 @@ SELECT set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', '
 -- name: dead_codes
 -- No index is by the reason: of the newest dead, each reason.
 WITH newest AS MATERIALIZED (
-    SELECT id, dead_reason AS code, coalesce(last_attempt_at, created_at) AS at
+    SELECT id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
     FROM email_log
     WHERE {dead}
     ORDER BY status DESC, id DESC
@@ -29,7 +35,7 @@ WITH newest AS MATERIALIZED (
 SELECT c.*, e.last_error AS text FROM codes AS c JOIN email_log AS e ON e.id = c.newest
 
 -- name: dead_words
-SELECT dead_reason AS code, last_error AS text
+SELECT {code} AS code, last_error AS text
 FROM email_log
 WHERE {dead}
 ORDER BY status DESC, id DESC

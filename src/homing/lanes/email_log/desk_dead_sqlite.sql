@@ -1,10 +1,18 @@
 -- What the desk does with emails, on SQLite.
 
+-- fragment: code
+-- As desk_conditions.py has it: a group is asked for by its codes, to the letter.
+nullif(substr(CAST(dead_reason AS TEXT), 1, 80), '')
+
+-- fragment: dead
+-- What a person cancelled is no dead letter.
+status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead' AND dead_reason IS NOT 'Cancelled'
+
 -- name: dead_codes
 WITH newest AS MATERIALIZED (
-    SELECT id, dead_reason AS code, coalesce(last_attempt_at, created_at) AS at
+    SELECT id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
     FROM email_log INDEXED BY email_log_open
-    WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead'
+    WHERE {dead}
     ORDER BY id DESC
     LIMIT :most
 ), codes AS MATERIALIZED (
@@ -18,8 +26,8 @@ WITH newest AS MATERIALIZED (
 SELECT c.*, e.last_error AS text FROM codes AS c CROSS JOIN email_log AS e ON e.id = c.newest
 
 -- name: dead_words
-SELECT dead_reason AS code, last_error AS text
+SELECT {code} AS code, last_error AS text
 FROM email_log INDEXED BY email_log_open
-WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead'
+WHERE {dead}
 ORDER BY id DESC
 LIMIT :most

@@ -164,7 +164,11 @@ class EmailLog(SqlStore[Email]):
         return {row["reason"] or "": row["count"] for row in await self.run("dead_reasons")}
 
     async def counts(self) -> dict[str, int]:
-        return by_state(await self.run("counts"), STATES, rest="Sent")
+        """By state; what a person cancelled is Dead in the table, and told apart here."""
+        counts = by_state(await self.run("counts"), STATES, rest="Sent")
+        (row,) = await self.run("cancelled")
+        cancelled = min(row["count"], counts["Dead"])
+        return {**counts, "Dead": counts["Dead"] - cancelled, "Cancelled": cancelled}
 
     async def oldest_due(self) -> float:
         """For how many seconds the first that is to be tried again has been due."""

@@ -255,10 +255,11 @@ LIMIT :limit
 SELECT dead_reason AS reason, count(*) AS count FROM email_log WHERE status = 'Dead' GROUP BY dead_reason ORDER BY 2 DESC, 1
 
 -- name: dead_ids
+-- What a person has cancelled only when it is asked for by this reason.
 SELECT id
 FROM email_log
 WHERE status = 'Dead' AND status IN ('Failed', 'Dead', 'RetryQueued') AND id > :after
-  AND (:reason::text IS NULL OR dead_reason = :reason)
+  AND (dead_reason = :reason OR :reason::text IS NULL AND (dead_reason IS NULL OR dead_reason <> 'Cancelled'))
 ORDER BY id
 LIMIT :limit
 
@@ -328,6 +329,10 @@ UNION ALL
 SELECT 'Dead', count(*) FROM email_log WHERE status = 'Dead'
 UNION ALL
 SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'email_log'
+
+-- name: cancelled
+-- How many of the dead a person has cancelled: counted in an index of their own.
+SELECT count(*) AS count FROM email_log WHERE status = 'Dead' AND dead_reason = 'Cancelled'
 
 -- name: oldest_due
 SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age

@@ -203,10 +203,11 @@ LIMIT :limit
 SELECT dead_reason AS reason, count(*) AS count FROM email_log WHERE status = 'Dead' GROUP BY dead_reason ORDER BY 2 DESC, 1
 
 -- name: dead_ids
+-- What a person has cancelled only when it is asked for by this reason.
 SELECT id
 FROM email_log
 WHERE status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead' AND id > :after
-  AND (:reason IS NULL OR dead_reason = :reason)
+  AND (dead_reason = :reason OR :reason IS NULL AND dead_reason IS NOT 'Cancelled')
 ORDER BY id
 LIMIT :limit
 
@@ -238,6 +239,10 @@ RETURNING id
 -- name: counts
 -- Every state has its tally here (migrations/sqlite/0003_tally.sql).
 SELECT state AS status, count FROM homing_tally WHERE lane = 'email_log'
+
+-- name: cancelled
+-- How many of the dead a person has cancelled: counted in an index of their own.
+SELECT count(*) AS count FROM email_log WHERE status = 'Dead' AND dead_reason = 'Cancelled'
 
 -- name: oldest_due
 SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age

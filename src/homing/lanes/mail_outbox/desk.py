@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
 from homing.db import Dialect, Row
 from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
 from homing.db.looking import Stream, first_after, look
@@ -20,6 +22,7 @@ from homing.lanes.mail_outbox.desk_conditions import (
 from homing.lanes.mail_outbox.desk_dead import MailDeadDesk
 from homing.lanes.mail_outbox.outbox import MailOutbox
 from homing.messages.facts import (
+    DUE,
     code_of,
     facts,
     filenames,
@@ -133,8 +136,14 @@ def _summary(row: Row) -> Summary:
         attempts=_attempts(row),
         error=code_of(row["last_error"]) if state != "sent" else None,
         created_at=readable_or_never(row["created_at"]),
-        due_at=readable(row["next_attempt_at"]) if phase == "waiting" else None,
+        due_at=_due(row) if phase == "waiting" else None,
     )
+
+
+def _due(row: Row) -> datetime | None:
+    """An urgent mail has a time before its order, by which it goes first; it is due since it was ordered."""
+    due, created = readable(row["next_attempt_at"]), readable(row["created_at"])
+    return max(due, created) if due is not None and created is not None else due
 
 
 def _attempts(row: Row) -> int:
@@ -183,7 +192,13 @@ def _timeline(row: Row, summary: Summary) -> list[Step]:
         steps.append(Step(tried, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"]))
     elif tried is not None:
         well = summary.state == "sent"
-        attempt = Step(tried, "attempt", f"Last attempt, of {max(row['retry_count'], 1)}", well=well)
+        attempt = Step(
+            tried,
+            "attempt",
+            f"Last attempt, of {max(_attempts(row), 1)}",
+            well=well,
+            worker=row["locked_by"],
+        )
         steps.append(_failed(attempt, None if well else code, None if well else error))
     sent = readable(row["sent_at"])
     if summary.state == "sent":
@@ -202,7 +217,7 @@ def _timeline(row: Row, summary: Summary) -> list[Step]:
 
 
 def _failed(step: Step, code: str | None, error: str | None) -> Step:
-    return Step(step.at, step.kind, step.title, well=step.well, error_class=code, error=error)
+    return replace(step, error_class=code, error=error)
 
 
 def _waits(row: Row, summary: Summary, now: datetime) -> str | None:
@@ -211,7 +226,7 @@ def _waits(row: Row, summary: Summary, now: datetime) -> str | None:
     if summary.phase != "waiting" or summary.due_at is None:
         return None
     if summary.due_at <= now:
-        return "it is due, and the next free worker takes it"
+        return f"{DUE}the next free worker takes it"
     if row["retry_count"] or row["defer_count"]:
         return f"it is tried again after: {row['last_error'] or 'a failure'}"
     return "it is scheduled for later"

@@ -12,6 +12,7 @@ from homing.db.conditions import (
     created,
     either,
     every_word,
+    has_code,
     has_recipient,
     in_json,
     is_like,
@@ -94,6 +95,7 @@ def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
         found += has_recipient(dialect, _RECIPIENTS, wanted.to)
     if wanted.error is not None:
         found += _error(dialect, wanted.error)
+    found += has_code(_CODE[dialect], wanted.codes)
     found += every_word(dialect, ("o.subject", "o.template"), wanted.words)
     return found + in_json(dialect, "o.metadata", wanted.meta)
 
@@ -105,10 +107,16 @@ def _by_id(id: str) -> Conditions:
     return Conditions(("o.idempotency_key = :key",), {"key": id})
 
 
+#: `last_error` is `code: message`; desk_dead_*.sql has the same.
+_CODE: Final[Mapping[Dialect, str]] = {
+    "postgres": "split_part(o.last_error, ':', 1)",
+    "sqlite": "substr(CAST(o.last_error AS TEXT), 1, instr(CAST(o.last_error AS TEXT) || ':', ':') - 1)",
+}
+
+
 def _error(dialect: Dialect, error: str) -> Conditions:
-    """`last_error` is `code: message`."""
     if error == UNCLASSIFIED:
-        return Conditions(("coalesce(o.last_error, '') = ''",))
+        return Conditions((f"coalesce({_CODE[dialect]}, '') = ''",))
     alone = is_like(dialect, "o.last_error", "error", like(error))
     with_message = is_like(dialect, "o.last_error", "errors", f"{like(error)}:%")
     return either(alone, with_message)

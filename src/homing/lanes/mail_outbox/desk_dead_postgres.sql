@@ -1,5 +1,9 @@
 -- What the desk does with mails of the outbox, on PostgreSQL.
 
+-- fragment: code
+-- As desk_conditions.py has it: a group is asked for by its codes, to the letter.
+nullif(substr(split_part(last_error, ':', 1), 1, 80), '')
+
 -- fragment: failed
 -- Written so that the order has to come from the index of what ended badly, and not from that of all mails.
 status IN ('failed', 'cancelled', 'expired') AND status >= 'failed' AND status <= 'failed'
@@ -13,7 +17,7 @@ SELECT set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', '
 -- name: dead_codes
 -- `last_error` is `code: message`, and no index is by its code: of the newest that failed, each code.
 WITH newest AS MATERIALIZED (
-    SELECT id, split_part(last_error, ':', 1) AS code, coalesce(last_attempt_at, created_at) AS at
+    SELECT id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
     FROM mail_outbox
     WHERE {failed}
     ORDER BY status DESC, id DESC
@@ -29,7 +33,7 @@ WITH newest AS MATERIALIZED (
 SELECT c.*, o.last_error AS text FROM codes AS c JOIN mail_outbox AS o ON o.id = c.newest
 
 -- name: dead_words
-SELECT split_part(last_error, ':', 1) AS code, last_error AS text
+SELECT {code} AS code, last_error AS text
 FROM mail_outbox
 WHERE {failed}
 ORDER BY status DESC, id DESC

@@ -1,7 +1,8 @@
 -- What the desk does with mails of the outbox, on SQLite.
 
 -- fragment: code
-substr(last_error, 1, instr(last_error || ':', ':') - 1)
+-- As desk_conditions.py has it: a group is asked for by its codes, to the letter.
+nullif(substr(substr(CAST(last_error AS TEXT), 1, instr(CAST(last_error AS TEXT) || ':', ':') - 1), 1, 80), '')
 
 -- name: dead_codes
 WITH newest AS MATERIALIZED (

@@ -22,7 +22,7 @@ def listed(row: Row) -> dict[str, Any]:
         "id": f"outbox_{row['id']}",
         "status": row["status"],
         "retryCount": row["retry_count"],
-        "nextAttemptAt": iso(row["next_attempt_at"]),
+        "nextAttemptAt": _due(row),
         "lastAttemptAt": iso(row["last_attempt_at"]),
         "lastError": row["last_error"],
         "to": row["to_address"],
@@ -33,6 +33,12 @@ def listed(row: Row) -> dict[str, Any]:
         "createdAt": iso(row["created_at"]),
         "sentAt": iso(row["sent_at"]),
     }
+
+
+def _due(row: Row) -> str | None:
+    """An urgent mail has a time before its order, by which it goes first; it is due since it was ordered."""
+    due, created = iso(row["next_attempt_at"]), iso(row["created_at"])
+    return max(due, created) if due and created else due
 
 
 def _filenames(attachments: str | None) -> list[str]:

@@ -29,7 +29,7 @@ from homing.lanes.open_events.lane import OpenEventsLane
 from homing.lanes.open_events.notification import Notification, event_of, read_object, subscriber_of
 from homing.lanes.open_events.notifications import Notifications
 from homing.lanes.open_events.view import notification_id, read_error
-from homing.messages.facts import facts, json_body, moment_fact, possible
+from homing.messages.facts import DUE, facts, json_body, moment_fact, possible
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 from homing.senders.addresses import mask
 from homing.senders.mail import MailMessage
@@ -244,5 +244,5 @@ def _waits(row: Row, summary: Summary, error: Mapping[str, Any] | None, now: dat
     if row["locked_by"] is not None:
         return f"{row['locked_by']} has it"
     if summary.due_at is None or summary.due_at <= now:
-        return "it is due, and the next free worker takes it"
+        return f"{DUE}the next free worker takes it"
     return str((error or {}).get("message") or "it waits for its next attempt")

@@ -16,6 +16,7 @@ from homing.db.conditions import (
     Conditions,
     created,
     every_word,
+    has_code,
     is_like,
     is_one_of,
     is_pattern,
@@ -97,6 +98,7 @@ def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
         found += _to(dialect, wanted.to)
     if wanted.error is not None:
         found += _error(dialect, wanted.error)
+    found += has_code(_CODE[dialect], wanted.codes)
     return found + _words(dialect, wanted.words)
 
 
@@ -128,11 +130,18 @@ _MASKED: Mapping[Dialect, str] = {
 }
 
 
+#: desk_dead_*.sql has the same.
+_CODE: Final[Mapping[Dialect, str]] = {
+    "postgres": """substring(CAST(o.error AS TEXT) FROM '"code"\\s*:\\s*"([^"]*)"')""",
+    "sqlite": "CASE WHEN json_valid(o.error) THEN CAST(json_extract(o.error, '$.code') AS TEXT) END",
+}
+
+
 def _error(dialect: Dialect, error: str) -> Conditions:
     """What another program wrote into the column may be no JSON, so its text is looked through."""
-    text = "replace(CAST(o.error AS TEXT), ' ', '')"
     if error == UNCLASSIFIED:
-        return Conditions((f'(o.error IS NULL OR {text} NOT LIKE \'%"code":"%\')',))
+        return Conditions((f"coalesce({_CODE[dialect]}, '') = ''",))
+    text = "replace(CAST(o.error AS TEXT), ' ', '')"
     return is_like(dialect, text, "error", f'%"code":"{like(error)}"%')
 
 

@@ -2,7 +2,8 @@
 
 -- fragment: code
 -- What another program wrote may be no JSON, so its text is looked through.
-substring(error FROM '"code"\s*:\s*"([^"]*)"')
+-- desk_conditions.py has the same: a group is asked for by its codes, to the letter.
+nullif(substr(substring(CAST(error AS TEXT) FROM '"code"\s*:\s*"([^"]*)"'), 1, 80), '')
 
 -- fragment: failed
 -- Written so that the order has to come from the index of what ended badly, and not from that of all.

@@ -1,0 +1,183 @@
+"""What somebody sees is what their scopes allow: by a page, by JSON and by a live stream alike."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.http.door import Door, url_with_tables
+from tests.http.pages.visitor import door_with_people, visiting
+
+from homing.desk.bulk import Asker
+from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.senders.caught_mail import CaughtMail
+
+HTML = {"Accept": "text/html"}
+SECRETS = ("query-canary", "header-canary")
+ORDER = {
+    "source": "shop",
+    "type": "order.paid",
+    "targetUrl": "https://example.org/hooks?token=query-canary",
+    "payload": "{}",
+    "headers": {"X-Pass": "header-canary", "X-Request-Id": "r-1"},
+}
+#: A chat's address is a secret from its path on.
+CHAT = "https://hooks.chat.example/services/T0/path-canary?k=query-canary"
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with door_with_people(url_with_tables(tmp_path), alert_webhook_url=CHAT) as door:
+        yield door
+
+
+async def a_day_of_trouble(door: Door) -> None:
+    """A dead message in two lanes, a paused target, a caught mail, and a run over each of the lanes."""
+    await door.insert(status="failed", last_error="timeout: x", to_address="lost@example.org")
+    await door.sql(
+        "INSERT INTO dispatch_job (source, type, target_url, target, payload, status, error_class)"
+        " VALUES ('shop', 'order.paid', 'https://shop.example/hooks', 'https://shop.example', '{}', 'ERROR',"
+        " 'timeout') RETURNING id"
+    )
+    source = b64encode(b"Subject: caught\r\n\r\ntoken").decode()
+    caught = CaughtMail("<1@example.org>", "a@example.org", ("caught@example.org",), "caught", source)
+    await door.homing.shelf.keep([caught])
+    everything = Asker("cli:test", lambda _scope: True)
+    for line in ("lane:mail_outbox to:lost@example.org status:dead", "lane:dispatch_jobs status:dead"):
+        await door.homing.bulk.runs.start(line, "requeue", everything)
+
+
+async def seen(door: Door, key: str, path: str, expected: int = 200) -> str:
+    answer = await door.ask("GET", path, key, headers=HTML)
+    assert answer.status_code == expected, (path, answer.text)
+    return answer.text
+
+
+async def overview(door: Door, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await door.ask("GET", "/api/overview", key)).json()
+    return found
+
+
+async def test_a_key_for_the_desk_alone_sees_an_empty_desk(door: Door) -> None:
+    await a_day_of_trouble(door)
+    key = await door.key("desk:read")
+    view = await overview(door, key)
+    assert (view["lanes"], view["attention"]) == ([], [])
+    page = await seen(door, key, "/")
+    for canary in ("shop.example", "given up", "caught@example.org", 'id="lane-'):
+        assert canary not in page
+    assert "mail:read" in await seen(door, key, "/caught", 403)
+    assert "mail:read" in await seen(door, key, "/caught/1", 403)
+    assert "mail:read" in await seen(door, key, "/caught/1/html", 403)
+    assert "lost@example.org" not in await seen(door, key, "/bulk")
+    assert (await door.ask("GET", "/api/bulk", key)).json() == {"items": [], "next": None}
+    for path in ("/bulk/1", "/api/bulk/1"):
+        assert "mail:read" in await seen(door, key, path, 403)
+    assert "mail:read" in await seen(door, key, "/events?topic=bulk&id=1", 403)
+
+
+async def test_who_may_read_one_lane_sees_what_is_about_that(database_url: str) -> None:
+    async with door_with_people(database_url) as door:
+        await a_day_of_trouble(door)
+        await require_only_mails(door)
+
+
+async def require_only_mails(door: Door) -> None:
+    key = await door.key("desk:read", "mail:read")
+    view = await overview(door, key)
+    assert [lane["lane"] for lane in view["lanes"]] == ["mail_outbox"]
+    assert [item["title"] for item in view["attention"]] == ["1 mail given up: timeout"]
+    page = await seen(door, key, "/")
+    assert "caught@example.org" in page
+    assert "shop.example" not in page
+    assert "caught@example.org" in await seen(door, key, "/caught")
+    runs = (await door.ask("GET", "/api/bulk", key)).json()["items"]
+    assert [run["lanes"] for run in runs] == [["mail_outbox"]]
+    assert "lost@example.org" in await seen(door, key, "/bulk")
+    assert "jobs:read" in await seen(door, key, "/bulk/2", 403)
+
+
+async def test_all_of_it_is_there_for_who_may_read_all(door: Door) -> None:
+    await a_day_of_trouble(door)
+    async with visiting(door, "viewer") as viewer:
+        page = await viewer.read("/")
+        assert "1 webhook given up" in page
+        assert "caught@example.org" in page
+        view = (await viewer.client.get("/api/overview")).json()
+        assert len(view["lanes"]) == 4
+        assert len((await viewer.client.get("/api/bulk")).json()["items"]) == 2
+
+
+async def test_nobody_follows_what_another_one_sees(door: Door) -> None:
+    """Two who keep the same page open share one look only where they may see the same."""
+    await a_day_of_trouble(door)
+    little, much = await door.key("desk:read"), await door.key("desk:read", "jobs:read")
+    async with (
+        door.client.stream("GET", "/events?topic=overview", headers=bearer(much)) as first,
+        door.client.stream("GET", "/events?topic=overview", headers=bearer(little)) as second,
+    ):
+        told = [await first_event(stream) for stream in (first, second)]
+    assert ["dispatch_jobs" in text for text in told] == [True, False]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def first_event(stream: Any) -> str:
+    told = ""
+    async for part in stream.aiter_text():
+        told += part
+        if "event: pieces" in told and told.endswith("\n\n"):
+            break
+    return told
+
+
+@pytest.mark.clause("JOB-01")
+async def test_secrets_of_a_job_are_for_who_makes_jobs_or_mends_them(door: Door) -> None:
+    """Whoever creates one gets it back as it is; whoever only looks gets what the page shows."""
+    writer, reader = await door.key("jobs:write"), await door.key("jobs:read", "desk:read")
+    operator = await door.key("jobs:read", "jobs:operate")
+    created = await door.ask("POST", "/api/dispatch/jobs", writer, json=ORDER)
+    assert (created.status_code, created.json()["targetUrl"]) == (201, ORDER["targetUrl"])
+    assert created.json()["headers"] == ORDER["headers"]
+    id = created.json()["id"]
+    await door.sql("UPDATE dispatch_job SET status = 'ERROR', error_class = 'timeout' RETURNING id")
+    paths = (
+        f"/api/dispatch/jobs/{id}",
+        "/api/dispatch/jobs",
+        "/api/dispatch/dead?errorClass=timeout",
+        "/api/dispatch/statistics",
+    )
+    for path in (*paths, f"/api/messages/{id}", f"/messages/{id}"):
+        text = (await door.ask("GET", path, reader)).text
+        assert id in text, path
+        assert not any(secret in text for secret in SECRETS), path
+    for path in paths:
+        assert SECRETS[0] in (await door.ask("GET", path, operator)).text, path
+    shown = (await door.ask("GET", paths[0], reader)).json()
+    assert shown["targetUrl"] == "https://example.org/hooks?…"
+    assert shown["headers"] == {"X-Pass": "…", "X-Request-Id": "r-1"}
+    assert (await door.ask("GET", paths[0], operator)).json()["headers"] == ORDER["headers"]
+
+
+async def test_where_alerts_go_is_told_to_nobody(door: Door) -> None:
+    """It is a setting; its path alone lets anybody write into the chat."""
+    await door.homing.alerts.test()
+    (job,) = await door.sql("SELECT id, target_url FROM dispatch_job")
+    assert job["target_url"] == CHAT
+    id = text_of(job["id"])
+    everything = await door.key()
+    paths = ("/", "/messages", f"/messages/{id}", "/targets", "/alerts", "/health")
+    calls = (f"/api/messages/{id}", "/api/dispatch/jobs", f"/api/dispatch/jobs/{id}")
+    for path in (*paths, *calls):
+        text = await seen(door, everything, path)
+        assert "path-canary" not in text, path
+        assert "query-canary" not in text, path
+    shown = (await door.ask("GET", f"/api/dispatch/jobs/{id}", everything)).json()
+    assert shown["targetUrl"] == "https://hooks.chat.example/…"
+    requeued = await door.ask("POST", f"/api/dispatch/jobs/{id}/cancel", everything)
+    assert (requeued.status_code, "path-canary" in requeued.text) == (200, False)
