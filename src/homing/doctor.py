@@ -96,16 +96,19 @@ async def _workers(homing: Homing) -> Finding:
     if idle := await _left_alone(homing):
         return Finding("workers", False, f"{'; '.join(idle)}; start `homing work`, or `homing up`")
     workers = [one for one in await homing.fleet.workers() if one.state != "stopped"]
-    kinds = Counter(one.state if one.lanes or one.state == "lost" else "serving only" for one in workers)
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none is up"
-    lost = " (whose work others do)" if kinds["lost"] else ""
-    return Finding("workers", True, f"{told}{lost}")
+    kinds = Counter(one.state if one.lanes else "serving only" for one in workers if one.state != "lost")
+    told = [f"{count} {kind}" for kind, count in kinds.items()] or ["none is up"]
+    if lost := sum(one.state == "lost" for one in workers):
+        told.append(f"{lost} lost (whose work others do)")
+    return Finding("workers", True, ", ".join(told))
 
 
 async def _left_alone(homing: Homing) -> list[str]:
     """Lanes that nobody works on though somebody did, or though something waits for more than a moment."""
     found = []
-    for lane, crew in (await homing.fleet.crews(LANES)).items():
+    crews = await homing.fleet.crews(LANES)
+    for lane in LANES:
+        crew = crews[lane]
         if crew.why is None:
             continue
         oldest = await _oldest_due(homing, lane)

@@ -19,6 +19,7 @@ from homing.alerts.store import AlertStore
 from homing.errors import InvalidRequest, SettingsError, Unreachable
 from homing.lanes.dispatch_jobs.credentials.orders import CreateCredentials
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.lanes.mail_outbox.view import listed
 from homing.settings import load_settings
 from homing.signatures import verify
 from homing.testing.http_sink import Answer, HttpSink
@@ -89,6 +90,26 @@ async def test_what_dies_later_is_collected_over_the_cool_down(database_url: str
         await bench.pass_time(601)
         await bench.look()
         assert not await bench.alerts.firing()
+
+
+async def test_what_was_requeued_or_cancelled_is_wrong_no_more(database_url: str) -> None:
+    async with alert_bench(database_url) as bench:
+        await bench.kill_mails(2)
+        await bench.kill_mails(1, "timeout: nobody answered")
+        job = await bench.job(NOWHERE, max_retries=1)
+        await bench.deliver()
+        await bench.look()
+        await bench.look()
+        assert len(await bench.alerts.firing()) == 3, "they are all still there"
+        await bench.homing.jobs.requeue([job])
+        mails = [row["id"] for row in await bench.tables.rows("mail_outbox", status="failed")]
+        await bench.homing.outbox.requeue(mails[:2])
+        await bench.look()
+        assert [one.cause for one in await bench.alerts.firing()] == ["dead:mail_outbox:timeout"]
+        await bench.homing.outbox.requeue(mails[2:])
+        await bench.look()
+        assert await bench.alerts.firing() == []
+        assert len(await bench.told()) == 3, "nobody is told of that"
 
 
 async def test_each_lane_notes_its_dead(database_url: str) -> None:
@@ -234,6 +255,36 @@ async def test_a_backlog_of_the_only_way_goes_by_that_and_onto_the_page(database
         await bench.look()
         assert {one.kind: one.ways for one in await bench.told()}["backlog"] == ("mail",)
         assert "backlog:mail_outbox" in [one.cause for one in await bench.alerts.firing()]
+
+
+async def test_an_alert_goes_by_a_lane_that_somebody_works_on(database_url: str) -> None:
+    async with alert_bench(database_url, alert_webhook_url=NOWHERE) as bench:
+        await bench.kill_mails(1, "first: x")
+        await bench.look()
+        operations = bench.homing.operations
+        await operations.heartbeat(["dispatch_jobs"], worked={"dispatch_jobs"}, serves=False).begin()
+        await bench.kill_mails(1, "second: x")
+        await bench.look()
+        assert [one.ways for one in await bench.told()] == [("mail", "webhook"), ("webhook",)]
+
+
+async def test_alert_mails_are_due_since_they_were_made(database_url: str) -> None:
+    """Though they go before all others, by a time in the past."""
+    async with alert_bench(database_url) as bench:
+        waiting = await bench.mail()
+        await bench.tables.shift("mail_outbox", ["next_attempt_at", "created_at"], 50, id=waiting)
+        await bench.kill_mails(1)
+        await bench.look()
+        (mail,) = await bench.alert_mails()
+        assert 49 < await bench.homing.outbox.oldest_due() < 3600
+        detail = await bench.homing.desk.show(f"outbox_{mail['id']}", may=lambda _: True)
+        assert detail is not None
+        assert detail.summary.due_at == detail.summary.created_at
+        assert listed(mail)["nextAttemptAt"] == listed(mail)["createdAt"]
+        deliverer = bench.homing.mail.deliverer
+        claims = await deliverer.run_batch(1)
+        await deliverer.settled(claims)
+        assert [claim.id for claim in claims] == [mail["id"]], "it goes first"
 
 
 async def test_no_worker_and_a_lost_worker_are_told_of(database_url: str) -> None:

@@ -51,6 +51,18 @@ def test_the_first_death_is_told_at_once_and_the_others_together() -> None:
     assert story.see(1, after=86400) == "fired"
 
 
+def test_what_is_gone_is_wrong_no_more_and_what_dies_after_it_is_not_lost() -> None:
+    story = Story("dead")
+    assert story.see(3) == "fired"
+    none_left = Seen("dead:x", "dead", 0.0)
+    over = judge(story.cause, none_left, TERMS, story.now)
+    assert (over.event, over.cause.state, over.cause.level) == (None, "quiet", 0)
+    soon = judge(replace(over.cause, pending=1), none_left, TERMS, story.now)
+    assert (soon.event, soon.cause.pending) == (None, 1), "it waits for the cool-down"
+    later = judge(soon.cause, none_left, TERMS, story.now + timedelta(seconds=600))
+    assert later.event == "fired"
+
+
 @pytest.mark.parametrize("spared", ["silenced", "room"])
 def test_what_dies_while_nobody_may_be_told_is_told_afterwards(spared: str) -> None:
     story = Story("dead")

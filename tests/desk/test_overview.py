@@ -19,6 +19,7 @@ from homing.desk.overview import (
     Hand,
     LaneView,
     Overview,
+    Point,
     QueueDepth,
     Sources,
     TargetTrouble,
@@ -87,6 +88,16 @@ def died(count: int, ago: timedelta, error: str | None = "timeout") -> DeadGroup
         (Signs(NOW, targets=[TargetTrouble("x", True)] * 30), [("breaker", "soon")]),
         (Signs(NOW, targets=[TargetTrouble("x", False)] * 30), [("target_paused", "note")]),
         (Signs(NOW, hands=[Hand("b:2", True, ("mail_outbox",), 90.0)]), [("worker_lost", "soon")]),
+        (Signs(NOW, hands=[Hand("b:2", True, ("mail_outbox",), 9e4)]), [("worker_lost", "soon")]),
+        (Signs(NOW, hands=[AT_WORK, Hand("b:2", True, ("mail_outbox",), 899.0)]), [("worker_lost", "soon")]),
+        (Signs(NOW, hands=[AT_WORK, Hand("b:2", True, ("mail_outbox",), 901.0)]), []),
+        (Signs(NOW, [late(1)], hands=[replace(AT_WORK, is_lost=True)]),
+         [("no_worker", "urgent"), ("worker_lost", "soon")]),
+        (Signs(NOW, [QUIET], hands=[replace(AT_WORK, paused="by ann")]), [("worker_paused", "soon")]),
+        (Signs(NOW, [late(1)], hands=[replace(AT_WORK, paused="by ann")]),
+         [("no_worker", "urgent"), ("worker_paused", "soon")]),
+        (Signs(NOW, [late(1)], hands=[AT_WORK, replace(AT_WORK, paused="by ann")]),
+         [("worker_paused", "soon")]),
         (Signs(NOW, queues=[QueueDepth("q", 5, 0)]), [("queue", "soon")]),
         (Signs(NOW, queues=[QueueDepth("q", 5, 1), QueueDepth("r", 0, 0), QueueDepth("s", 5)]), []),
     ],
@@ -103,6 +114,30 @@ def test_a_low_rate_of_success_is_told(delivered: int, retried: int, level: str 
     hour = tempo(replace(NOTHING, delivered=delivered, retried=retried))
     expected = [] if level is None else [("failing", level)]
     assert kinds(Signs(NOW, [replace(QUIET, hour=hour)])) == expected
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([Point(NOW - timedelta(minutes=40), 0, 90, 0), Point(NOW - timedelta(minutes=5), 0, 0, 0)], []),
+        ([Point(NOW - timedelta(minutes=40), 0, 90, 0), Point(NOW - timedelta(minutes=5), 9, 1, 0)], []),
+        ([Point(NOW - timedelta(minutes=40), 0, 90, 0), Point(NOW - timedelta(minutes=5), 0, 1, 0)],
+         [("failing", "urgent")]),
+    ],
+)  # fmt: skip
+def test_what_fails_no_more_is_no_topic(points: list[Point], expected: list[tuple[str, str]]) -> None:
+    hour = tempo(replace(NOTHING, delivered=9, retried=91))
+    assert kinds(Signs(NOW, [replace(QUIET, hour=hour, series=tuple(points))])) == expected
+
+
+@pytest.mark.parametrize(
+    ("waiting", "told"),
+    [(1, "1 mail waits, the oldest"), (2, "2 mails wait, the oldest"), (0, "nothing waits")],
+)
+def test_a_backlog_is_told_as_people_say_it(waiting: int, told: str) -> None:
+    lane = replace(late(400), phases={**QUIET.phases, "waiting": waiting})
+    (item,) = attention(Signs(NOW, [lane], paused={"mail_outbox": "ann"}))
+    assert item.detail.startswith(f"by ann; {told}")
 
 
 def test_retention_is_a_topic_once_there_is_much_to_delete() -> None:

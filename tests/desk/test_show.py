@@ -77,7 +77,20 @@ async def test_a_mail_tells_its_story(lanes: Bench) -> None:
     assert '"tenantId": "acme"' in detail.payload.text
 
 
+async def test_the_attempt_that_succeeded_is_counted(lanes: Bench) -> None:
+    """The columns have the failures alone."""
+    at = "last_attempt_at = '2026-01-01T00:01:00Z', sent_at = '2026-01-01T00:01:00Z'"
+    await lanes.run(f"UPDATE mail_outbox SET status = 'sent', retry_count = 2, {at} WHERE id = 1")
+    await lanes.run(f"UPDATE email_log SET status = 'Sent', attempt_count = 0, {at} WHERE id = 1")
+    for id, attempts in (("outbox_1", 3), ("email_1", 1)):
+        detail = await shown(lanes, id)
+        assert detail.summary.attempts == attempts
+        assert f"Last attempt, of {attempts}" in [step.title for step in detail.timeline]
+
+
 async def test_what_waits_says_why(lanes: Bench) -> None:
+    assert (await shown(lanes, "second")).waits == "it is due, but nobody works on mail_outbox"
+    await lanes.homing.operations.heartbeat(["mail_outbox"], worked={"mail_outbox"}, serves=False).begin()
     assert (await shown(lanes, "second")).waits == "it is due, and the next free worker takes it"
     await lanes.run(
         "UPDATE mail_outbox SET next_attempt_at = '2999-01-01T00:00:00Z', retry_count = 1,"

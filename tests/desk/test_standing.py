@@ -155,3 +155,26 @@ async def test_a_bulk_page_says_at_least_and_the_run_counts_to_the_last(
         run = await runs.start("status:waiting lane:mail_outbox", "cancel", asker)
         counted = await runs.count_of(run)
         assert (counted.total, counted.is_estimate) == (250, False)
+
+
+async def test_pages_say_that_there_are_more_and_how_old_a_figure_is(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Snapshot({"queued": 100_000, "sent": 0, "failed": 7}, 0.0, at_least=frozenset({"queued", "sent"}))
+
+    async def look(_self: Standing) -> Snapshot:
+        return seen
+
+    monkeypatch.setattr(Standing, "look", look)
+    async with door_with_people(sqlite_url) as door, visiting(door, "admin") as ann:
+        first, queues = await ann.read("/"), await ann.read("/queues")
+        assert 'queued <strong class="num">100,000+</strong>' in first
+        assert 'sent <strong class="num">…</strong>' in first
+        assert 'failed <strong class="num">7</strong>' in first
+        assert ">100k+<" in first
+        assert "counted" not in first
+        assert '<td class="num">100,000+</td>' in queues
+        seen = Snapshot({"queued": 3_000_000, "sent": 5, "failed": 7}, 0.0, age=125.0)
+        day, queues = await ann.read("/?hours=24"), await ann.read("/queues")
+        assert day.count("; counted 2 min ago") == 4
+        assert '<td class="num">3,000,000<br><small class="quiet">2 min ago</small></td>' in queues

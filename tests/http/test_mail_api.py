@@ -307,7 +307,7 @@ async def test_health_metrics_docs_and_pages(whole: Api) -> None:
     assert "http://" not in docs.replace(str(whole.client.base_url), "")
     page = await get("/")
     assert page.status_code == 200
-    assert "No mail yet" in page.text
+    assert "No message yet" in (await get("/messages")).text
     for name, value in page.headers.items():
         assert "unsafe" not in value, name
     assert (await get("/static/homing.css")).status_code == 200

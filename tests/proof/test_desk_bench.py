@@ -58,11 +58,10 @@ async def test_a_file_is_filled_like_a_server(sqlite_url: str) -> None:
         assert counts[0]["ERROR"] == 20
 
 
-async def test_an_incident_is_filled_with_what_waits(sqlite_url: str) -> None:
-    async with opened(load_settings({"database_url": sqlite_url}, environ={})) as homing:
-        await homing.migrate()
+async def test_an_incident_is_filled_with_what_waits(migrated_sqlite_url: str) -> None:
+    async with opened(load_settings({"database_url": migrated_sqlite_url}, environ={})) as homing:
         await fill(homing.database, 2_000, waiting=50)
-        waiting = {
+        waiting: dict[str, int] = {
             name: sum(
                 count for state, count in (await lane.counts()).items() if lane.phases[state] == "waiting"
             )

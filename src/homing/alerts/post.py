@@ -70,11 +70,12 @@ class Ways(Struct, frozen=True):
     def of(self, cause: Cause, idle: Container[str] = ()) -> tuple[Way, ...]:
         """All, but the one that the alert says does not work, and those whose lane nobody works on.
 
-        Where none is left it goes by all, and waits until somebody takes it.
+        Each is left out only if another is left; where all are idle it waits until somebody works again.
         """
-        about = str(cause.facts.get("lane")) if cause.kind in {"backlog", "idle"} else ""
-        stuck = {way for lane, way in _OWN_LANE.items() if lane == about or lane in idle}
-        return tuple(way for way in self.all if way not in stuck) or self.all
+        stuck = cause.kind in {"backlog", "idle"} and _OWN_LANE.get(str(cause.facts.get("lane")))
+        left = tuple(way for way in self.all if way != stuck) or self.all
+        asleep = {way for lane, way in _OWN_LANE.items() if lane in idle}
+        return tuple(way for way in left if way not in asleep) or left
 
 
 class Post:

@@ -88,7 +88,7 @@ def _judge(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Ver
 
 
 def _of_deaths(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Verdict:
-    """The first is told at once; those that follow together, once per cool-down. It is over when none is left."""
+    """The first is told at once; those that follow together, once per cool-down. Over when none is left."""
     if seen is not None and not seen.value and not before.pending:
         return Verdict(replace(before, state="quiet", level=0))
     if not _may_tell(before, 1, terms, now):

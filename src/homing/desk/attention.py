@@ -58,9 +58,7 @@ def attention(signs: Signs) -> tuple[Attention, ...]:
 
 
 def _of_lane(lane: LaneView, signs: Signs) -> Iterable[Attention]:
-    waiting, things = lane.phases["waiting"], _THINGS[lane.lane][1]
-    more = "+" if "waiting" in lane.at_least else ""
-    wait = f"{waiting:,}{more} {things} wait, the oldest for {_span(lane.oldest_due)}"
+    things, wait = _THINGS[lane.lane][1], _backlog(lane)
     if lane.lane in signs.paused:
         by = signs.paused[lane.lane]
         yield Attention("paused", "soon", f"{things.capitalize()} are paused", f"by {by}; {wait}", "/workers")
@@ -71,6 +69,16 @@ def _of_lane(lane: LaneView, signs: Signs) -> Iterable[Attention]:
         link = _messages(Wanted(lanes=(lane.lane,), phases=("waiting",)))
         yield Attention("backlog", level, f"{things.capitalize()} are late", wait, link)
     yield from _failing(lane, signs.now)
+
+
+def _backlog(lane: LaneView) -> str:
+    """In a sentence; of a lane where nothing waits there is no oldest."""
+    waiting, names = lane.phases["waiting"], _THINGS[lane.lane]
+    if not waiting:
+        return "nothing waits"
+    more = "+" if "waiting" in lane.at_least else ""
+    wait = f"{names[0]} waits" if waiting == 1 and not more else f"{names[1]} wait"
+    return f"{waiting:,}{more} {wait}, the oldest for {_span(lane.oldest_due)}"
 
 
 def _is_left_alone(lane: LaneView, hands: Sequence[Hand] | None) -> bool:
@@ -96,7 +104,7 @@ def _is_over(lane: LaneView, now: datetime) -> bool:
     lately = [point for point in lane.series if point.at >= now - _LATELY]
     failed = sum(point.retried + point.dead for point in lately)
     delivered = sum(point.delivered for point in lately)
-    return bool(lane.series) and failed <= (1 - _POOR) * (failed + delivered)
+    return bool(lane.series) and delivered >= _POOR * (failed + delivered)
 
 
 def _failing(lane: LaneView, now: datetime) -> Iterable[Attention]:

@@ -72,6 +72,8 @@ _PATIENCE = 4.0
 _GROUPED_FOR, _SHARE_FOR_GROUPING, _OLDEST_GROUPS = 10.0, 0.05, 600.0
 #: Seconds that are waited for them: the first time, and when they are old.
 _FIRST_GROUPS, _NEW_GROUPS = 0.5, 0.1
+#: The age of a count is told in steps of so many seconds: who keeps the page open is told of every change.
+_AGES = 5.0
 _HOUR = timedelta(hours=1)
 
 
@@ -197,8 +199,8 @@ class Overview:
         }
         at_least = {*known.at_least, *(of_state[state] for state in known.at_least if state in of_state)}
         return LaneView(
-            lane, known.counts, phases, known.oldest_due, tempo(hour), series, known.age,
-            tuple(sorted(at_least)),
+            lane, known.counts, phases, known.oldest_due, tempo(hour), series,
+            known.age // _AGES * _AGES, tuple(sorted(at_least)),
         )  # fmt: skip
 
 

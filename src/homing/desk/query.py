@@ -375,7 +375,7 @@ def _left_out(line: str, term: Term) -> _WrongError:
     mended = _replaced(line, term, f"{meant.field}:{others}") if meant.value in choices else None
     return _wrong(
         term,
-        f"nothing can be left out by `{term.value[0]}`; ask for what is wanted. To find it as a word, quote it",
+        f"nothing can be left out by `{term.value[0]}`; ask for what is wanted. As a word, quote it",
         mended,
     )
 

@@ -210,7 +210,7 @@ def _combined(one: Totals, other: Totals, how: Callable[[int, int], int]) -> Tot
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """How long the given share took at most: the bound of its bucket, infinite past the last. None of nothing."""
+    """How long the given share took at most: the bound of its bucket, infinite past the last one."""
     wanted = sum(counts) * share
     if not wanted:
         return None

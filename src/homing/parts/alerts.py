@@ -42,7 +42,7 @@ from homing.workers.fleet import Fleet
 OldestDue = Callable[[], Awaitable[float]]
 
 #: Seconds; whoever was lost before is on no page any more.
-_LOST_IS_NEWS = 3600.0
+_LOST_IS_NEWS = 4 * 3600.0
 #: Words that stand for several, and those that may have been cut.
 _MANY_WORDS: Final = frozenset({UNCLASSIFIED, VARIOUS, "None"})
 _LONG_WORD: Final = 79

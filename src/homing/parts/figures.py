@@ -65,6 +65,10 @@ class Figures:
 
     @cached_property
     def overview(self) -> Overview:
+        return self.make_overview()
+
+    def make_overview(self) -> Overview:
+        """One that remembers nothing yet."""
         lanes = self._desk().lanes
         return Overview(
             Sources(

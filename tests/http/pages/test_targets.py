@@ -60,6 +60,20 @@ async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
     assert sink.url not in await operator.read("/targets", q="127.0.0.9")
 
 
+async def test_an_error_that_is_over_is_told_as_such(
+    jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    over = "Earlier error, none since"
+    await jobs.create(f"{sink.url}/broken")
+    await jobs.run_batch()
+    assert over not in await operator.read("/targets/one", target=sink.url)
+    await operator.done("/targets/resume", target=sink.url, credentials="")
+    await jobs.create(f"{sink.url}/ok")
+    await jobs.run_batch()
+    assert over in await operator.read("/targets/one", target=sink.url)
+    assert "earlier, none since:" in await operator.read("/targets")
+
+
 async def test_one_target_is_paused_limited_and_resumed(
     door: Door, jobs: JobBench, operator: Visitor, sink: HttpSink
 ) -> None:

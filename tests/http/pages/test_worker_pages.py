@@ -12,9 +12,12 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from msgspec import structs
 from tests.http.door import Door, opened_door, url_with_tables
 
 from homing.brokers.base import Publication
+from homing.desk.checkup import Finding
+from homing.doctor import examine
 from homing.workers.model import Identity, LaneReport, PoolReport, Report, WarningReport
 
 ANN = Identity("ann:1", "ann", 1, "1.0", "first", ("mail_outbox", "email_log"), serves=False)
@@ -56,13 +59,60 @@ async def test_workers_are_shown_with_what_they_do(door: Door) -> None:
     await beat(door)
     told = await words(door, "/workers")
     assert "ann:1" in told
-    assert "3 of 100" in told
-    assert "1,234" in told
+    assert "3 room for 100" in told
+    assert "1,234 1,200 31" in told, "claimed, delivered, and what ended otherwise; three are in flight"
     assert "At work 1" in told
     await lose(door)
     told = await words(door, "/workers")
     assert "Lost 1" in told
     assert "Pause ann:1" not in told
+
+
+async def test_who_works_on_a_lane_is_told_truly_everywhere(door: Door) -> None:
+    """The only worker runs, is paused, and is lost, while a mail and a webhook are due."""
+    await door.homing.database.run_script(DUE_MAIL)
+    page = "/messages/outbox_1"
+    assert "It is due, but nobody works on mail_outbox" in await words(door, page)
+    assert "nobody works on it" in await words(door, "/queues")
+    await beat(door)
+    assert "It is due, and the next free worker takes it" in await words(door, page)
+    assert "Nobody works on mails" not in await words(door, "/")
+    await door.homing.fleet.pause("worker", "ann:1", by="user:ann", reason="a look")
+    await beat(door, state="paused")
+    why = "all workers of mail_outbox are paused: ann:1 by user:ann (a look)"
+    assert f"It is due, but {why}" in await words(door, page)
+    for path in ("/queues", "/workers"):
+        assert "all workers paused" in await words(door, path), path
+    trouble = await attention_of(door)
+    assert ("The worker ann:1 is paused", "by user:ann: a look") in trouble
+    assert "Nobody works on mails" in dict(trouble)
+    assert "ann:1 is paused by user:ann" in (await workers_finding(door)).detail
+    await door.homing.fleet.resume("worker", "ann:1")
+    await lose(door)
+    assert "nobody works on mail_outbox: ann:1 fell silent" in await words(door, page)
+    assert "nobody works on it" in await words(door, "/queues")
+    found = await workers_finding(door)
+    assert not found.well
+    assert "nobody works on mail_outbox: ann:1 fell silent" in found.detail
+    assert "messages are due for" in found.detail
+    other = structs.replace(ANN, name="ben:2", boot="second")
+    await beat(door, other)
+    found = await workers_finding(door)
+    assert (found.well, found.detail) == (True, "1 running, 1 lost (whose work others do)")
+
+
+DUE_MAIL = """INSERT INTO mail_outbox (to_address, subject, text_body, next_attempt_at, created_at)
+    VALUES ('a@example.com', 'Hi', 'Hello.', '2026-01-01T00:00:00.000Z', '2026-01-01T00:00:00.000Z')"""
+
+
+async def attention_of(door: Door) -> list[tuple[str, str]]:
+    """Asked anew: a page may show what it knew two seconds ago."""
+    view = await door.homing.figures.make_overview().look(datetime.now(UTC))
+    return [(item.title, item.detail) for item in view.attention]
+
+
+async def workers_finding(door: Door) -> Finding:
+    return next(found for found in await examine(door.homing.settings) if found.check == "workers")
 
 
 async def test_a_lane_is_paused_and_resumed_by_a_form(door: Door) -> None:

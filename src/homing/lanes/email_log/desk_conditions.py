@@ -72,7 +72,7 @@ def in_order(dialect: Dialect, state: str) -> str:
     SQLite takes a partial index only where its own words stand; PostgreSQL would count such words twice.
     """
     one = is_in(state)
-    needs = dialect == "sqlite"
+    needs = dialect == "sqlite" and state not in _OF_STATE
     return f"{_ENDED} AND {one}" if needs else one
 
 

@@ -6,9 +6,8 @@ nullif(substr(dead_reason, 1, 80), '')
 
 -- fragment: dead
 -- What a person cancelled is no dead letter. The state is written so that the order has to come from the index of
--- what is open or ended badly, and not from that of all.
-status IN ('Failed', 'Dead', 'RetryQueued') AND status >= 'Dead' AND status <= 'Dead'
-    AND (dead_reason IS NULL OR dead_reason <> 'Cancelled')
+-- the dead, and not from that of all.
+status >= 'Dead' AND status <= 'Dead' AND (dead_reason IS NULL OR dead_reason <> 'Cancelled')
 
 -- name: by_index
 -- For the transaction: what is asked for lies in an index in the order that is asked for, and only the newest of it

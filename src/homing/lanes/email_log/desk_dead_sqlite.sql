@@ -6,12 +6,12 @@ nullif(substr(CAST(dead_reason AS TEXT), 1, 80), '')
 
 -- fragment: dead
 -- What a person cancelled is no dead letter.
-status IN ('Failed', 'Dead', 'RetryQueued') AND status = 'Dead' AND dead_reason IS NOT 'Cancelled'
+status = 'Dead' AND (dead_reason IS NULL OR dead_reason <> 'Cancelled')
 
 -- name: dead_codes
 WITH newest AS MATERIALIZED (
     SELECT id, {code} AS code, coalesce(last_attempt_at, created_at) AS at
-    FROM email_log INDEXED BY email_log_open
+    FROM email_log INDEXED BY email_log_dead
     WHERE {dead}
     ORDER BY id DESC
     LIMIT :most
@@ -27,7 +27,7 @@ SELECT c.*, e.last_error AS text FROM codes AS c CROSS JOIN email_log AS e ON e.
 
 -- name: dead_words
 SELECT {code} AS code, last_error AS text
-FROM email_log INDEXED BY email_log_open
+FROM email_log INDEXED BY email_log_dead
 WHERE {dead}
 ORDER BY id DESC
 LIMIT :most

@@ -13,7 +13,7 @@ from homing.proof.bench.desk import DeskLine, DeskTable, latest
 from homing.proof.bench.email_race import EmailTable
 from homing.proof.bench.fairness import FairnessTable
 from homing.proof.bench.latency import LatencyTable
-from homing.proof.bench.measure import Budget, Series
+from homing.proof.bench.measure import Budget, Series, percentile
 from homing.proof.bench.memory import MemoryTable
 from homing.proof.bench.mongo_race import MongoTable
 from homing.proof.bench.notifications import OUTBOX_ON_SQLITE, NotificationTable
@@ -168,9 +168,10 @@ def _page_table(line: DeskLine) -> Table:
 
 
 def _bulk_words(line: DeskLine) -> str:
-    first = latest(line)
+    first, half = latest(line), percentile([page.p95_ms for page in line.pages], 0.5)
     return (
-        f"Filled in {line.filled_in:.0f} s. {line.bulk.requeued:,} dead jobs were requeued in"
+        f"Filled in {line.filled_in:.0f} s. Half of the pages have a p95 of {half:.0f} ms at most."
+        f" {line.bulk.requeued:,} dead jobs were requeued in"
         f" {line.bulk.seconds:.1f} s. The slowest first answer of a process took {first.first_ms:,.0f} ms:"
         f" {_shortened(unquote_plus(first.path))}"
     )
