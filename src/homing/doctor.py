@@ -97,10 +97,10 @@ async def _workers(homing: Homing) -> Finding:
         return Finding("workers", False, f"{'; '.join(idle)}; start `homing work`, or `homing up`")
     workers = [one for one in await homing.fleet.workers() if one.state != "stopped"]
     kinds = Counter(one.state if one.lanes else "serving only" for one in workers if one.state != "lost")
-    told = [f"{count} {kind}" for kind, count in kinds.items()] or ["none is up"]
+    found = [f"{count} {kind}" for kind, count in kinds.items()] or ["none is up"]
     if lost := sum(one.state == "lost" for one in workers):
-        told.append(f"{lost} lost (whose work others do)")
-    return Finding("workers", True, ", ".join(told))
+        found.append(f"{lost} lost (whose work others do)")
+    return Finding("workers", True, ", ".join(found))
 
 
 async def _left_alone(homing: Homing) -> list[str]:

@@ -211,8 +211,7 @@ async def _is_ready(port: int) -> bool:
 async def sell_while_all_is_well(day: Day) -> None:
     answers = await asyncio.gather(day.type("homing health"), day.machine.run("homing health --worker"))
     assert [json.loads(answer)["status"] for answer in answers] == [200, 200]
-    sold = await day.type("for n in")
-    assert sold.count('"status":"PENDING"') == WELL
+    await day.type("for n in")
     await day.completed(WELL)
     assert Counter(line["answered"] for line in day.received()) == {200: WELL}
 
@@ -403,7 +402,7 @@ async def read_the_story(day: Day, given_up: int) -> None:
     assert [one["action"] for one in ann] == [*DEEDS, "session.close"]
     details = {one["action"]: one["detail"] for one in ann}
     assert details["dispatch.targets.pause"]["reason"] == "the partner mends it"
-    assert details["bulk.start"]["query"] == "status:dead lane:dispatch_jobs error:http_503"
+    assert details["bulk.start"]["query"] == "status:dead lane:dispatch_jobs code:http_503"
     assert (details["bulk.end"]["done"], details["bulk.end"]["total"]) == (given_up, given_up)
     shop = [one for one in told if one["whoName"] == "shop"]
     calls: Counter[str] = Counter()

@@ -64,8 +64,9 @@ def late(seconds: float, lane: LaneName = "mail_outbox") -> LaneView:
 
 def died(count: int, ago: timedelta, error: str | None = "timeout") -> DeadGroup:
     return DeadGroup(
-        "dispatch_jobs", error, count, None, NOW - ago, "words", "0ARYZVZXW372S", "https://x:443"
-    )
+        "dispatch_jobs", error, count, None, NOW - ago, "words", "0ARYZVZXW372S", "https://x:443",
+        codes=(error,) if error else (),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -166,10 +167,10 @@ def test_the_most_urgent_comes_first_and_leads_to_where_it_can_be_mended() -> No
     assert found[3].detail == "it was last heard of 3 min ago"
     lines = [parse_qs(urlsplit(item.link).query).get("q", [""])[0] for item in found]
     wanted = [one for line in lines[:3] if isinstance(one := query.read(line, NOW), Wanted)]
-    assert [(one.lanes, one.phases, one.error) for one in wanted] == [
-        (("mail_outbox",), ("waiting",), None),
-        (("dispatch_jobs",), ("dead",), "connect_timeout"),
-        (("mail_outbox",), ("dead",), "unclassified"),
+    assert [(one.lanes, one.phases, one.error, one.codes) for one in wanted] == [
+        (("mail_outbox",), ("waiting",), None, ()),
+        (("dispatch_jobs",), ("dead",), None, ("connect_timeout",)),
+        (("mail_outbox",), ("dead",), "unclassified", ()),
     ]
     assert [item.link for item in found[3:]] == ["/workers", "/targets?state=paused"]
 

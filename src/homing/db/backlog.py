@@ -1,4 +1,4 @@
-"""How much there is in which state: for the page and for `/metrics`, at a price that does not grow."""
+"""How much there is in which state, for `/metrics`. Pages have `homing.desk.standing`, which never waits."""
 
 from __future__ import annotations
 

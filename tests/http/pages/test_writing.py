@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from math import inf
 
 import pytest
 
 from homing.http.pages.json_tree import Node, json_tree
-from homing.http.pages.writing import ago, compact, duration, percent, ticks
+from homing.http.pages.writing import ago, at_most, compact, duration, percent, ticks
+
+
+def test_what_is_known_by_its_bound_says_so() -> None:
+    assert [at_most(seconds) for seconds in (0.025, 600, inf, None)] == [
+        "≤ 25 ms",
+        "≤ 10 min",
+        "off the scale",
+        "—",
+    ]
 
 
 def test_times_and_amounts_are_written_for_people() -> None:

@@ -106,7 +106,12 @@ def test_the_queues_have_the_specified_names() -> None:
 async def test_sqs_serves_as_well(database_url: str, sqs_url: str, prefix: str) -> None:
     async with email_bench(database_url, email_broker_url=sqs_url, email_queue_prefix=prefix) as lane:
         ordered = await lane.order()
-        assert (await lane.row(ordered.id))["last_queued_at"] is not None
+        # To make a queue may take longer than an order waits for it.
+
+        async def is_queued() -> bool:
+            return (await lane.row(ordered.id))["last_queued_at"] is not None
+
+        await until(is_queued)
         await lane.consume()
         assert (await lane.row(ordered.id))["status"] == "Sent"
 
