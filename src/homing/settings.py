@@ -338,14 +338,20 @@ class Settings(BaseModel):
         20,
         ge=1,
         le=100000,
-        description="Failures in a row that are too many of a target: people are told at 50, 70, 90 and 100 % "
-        "of it.",
+        description="Failures in a row that are too many of a target: people are told at 50, 70, 90 and 100 "
+        "% of it.",
     )
     alert_most_per_hour: int = Field(
-        30, ge=1, le=10000, description="Alerts of all causes together; what is more waits, or is on the page."
+        30,
+        ge=1,
+        le=10000,
+        description="Alerts of all causes together; what is more waits, or is on the page.",
     )
     alert_interval_seconds: float = Field(
-        10.0, ge=0.1, le=3600.0, description="How often one of all processes looks whether something is wrong."
+        10.0,
+        ge=0.1,
+        le=3600.0,
+        description="How often one of all processes looks whether something is wrong.",
     )
 
     retention: Annotated[str, AfterValidator(_retention)] = Field(

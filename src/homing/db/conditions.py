@@ -79,6 +79,11 @@ def has_code(code: str, codes: Sequence[str]) -> Conditions:
     return Conditions((f"substr({code}, 1, {LONGEST_CODE}) IN ({listed})",), values)
 
 
+def has_no_code(code: str) -> Conditions:
+    """Cut in the same way: SQLite takes a text for empty that begins with a zero byte, and only then."""
+    return Conditions((f"coalesce(substr({code}, 1, {LONGEST_CODE}), '') = ''",))
+
+
 def every_word(dialect: Dialect, columns: Sequence[str], words: Sequence[str]) -> Conditions:
     """Each word is in one of the columns."""
     found = Conditions()

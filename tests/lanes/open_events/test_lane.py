@@ -249,7 +249,7 @@ async def test_of_several_in_flight_only_as_many_are_sent_as_are_wanted(database
         ids = [await bench.notification(subscription=subscription) for _ in range(5)]
         other = lane_on(bench.notifications, sender, POLICY)
         second = Deliverer(other, bench.telemetry, concurrency=10, slots=500)
-        # One after the other: two that claim in the same moment may each wait for the other, for five seconds.
+        # One after the other: two that claim in the same moment may wait for each other, for five seconds.
         await bench.deliverer.run_batch(2)
         await second.run_batch(3)
         await until(lambda: len(sender.messages) == 2)

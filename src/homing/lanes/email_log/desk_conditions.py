@@ -13,6 +13,7 @@ from homing.db.conditions import (
     either,
     every_word,
     has_code,
+    has_no_code,
     has_recipient,
     is_like,
     is_one_of,
@@ -130,7 +131,7 @@ _CODE: Final[Mapping[Dialect, str]] = {
 
 def _error(dialect: Dialect, error: str) -> Conditions:
     if error == UNCLASSIFIED:
-        return Conditions((f"coalesce({_CODE[dialect]}, '') = ''",))
+        return has_no_code(_CODE[dialect])
     reason = matches(dialect, "o.dead_reason", "reason", error)
     alone = is_like(dialect, "o.last_error", "error", like(error))
     with_message = is_like(dialect, "o.last_error", "errors", f"{like(error)}:%")

@@ -13,6 +13,7 @@ from homing.db.conditions import (
     either,
     every_word,
     has_code,
+    has_no_code,
     has_recipient,
     in_json,
     is_like,
@@ -116,7 +117,7 @@ _CODE: Final[Mapping[Dialect, str]] = {
 
 def _error(dialect: Dialect, error: str) -> Conditions:
     if error == UNCLASSIFIED:
-        return Conditions((f"coalesce({_CODE[dialect]}, '') = ''",))
+        return has_no_code(_CODE[dialect])
     alone = is_like(dialect, "o.last_error", "error", like(error))
     with_message = is_like(dialect, "o.last_error", "errors", f"{like(error)}:%")
     return either(alone, with_message)

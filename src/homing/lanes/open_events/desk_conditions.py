@@ -17,6 +17,7 @@ from homing.db.conditions import (
     created,
     every_word,
     has_code,
+    has_no_code,
     is_like,
     is_one_of,
     is_pattern,
@@ -140,7 +141,7 @@ _CODE: Final[Mapping[Dialect, str]] = {
 def _error(dialect: Dialect, error: str) -> Conditions:
     """What another program wrote into the column may be no JSON, so its text is looked through."""
     if error == UNCLASSIFIED:
-        return Conditions((f"coalesce({_CODE[dialect]}, '') = ''",))
+        return has_no_code(_CODE[dialect])
     text = "replace(CAST(o.error AS TEXT), ' ', '')"
     return is_like(dialect, text, "error", f'%"code":"{like(error)}"%')
 
