@@ -167,7 +167,7 @@ class Settings(BaseModel):
         86400, ge=60, le=31536000, description="Nobody is told of a seat that opened longer ago than this."
     )
     notify_batch: int = Field(
-        500, ge=1, le=10000, description="Notifications that one process holds claimed at once."
+        800, ge=1, le=10000, description="Notifications that one process holds claimed at once."
     )
     notify_rate_per_second: float = Field(
         5.0, ge=0.0, le=100000.0, description="Notifications a second and process; 0 is no limit."
