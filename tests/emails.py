@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -161,6 +162,8 @@ async def email_bench(database_url: str, **settings: Any) -> AsyncIterator[Email
         "mail_url": "memory://",
         "mail_from": "shop@example.com",
         "template_dir": "nowhere",
+        # Queues of its own: who forgot to close a broker of this process would leave messages here.
+        "email_broker_url": f"memory://{uuid4().hex}",
         **settings,
     }
     homing = Homing(load_settings({**flags, "database_url": database_url}, environ={}), telemetry)

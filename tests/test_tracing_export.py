@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,9 +44,16 @@ def create(tracing: Tracing, count: int = 1) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_other_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    yield
+    # The exporter goes on in threads of its own, which use `random`: a test of Hypothesis would notice.
+    for thread in threading.enumerate():
+        if thread.name.lower().startswith("otel"):
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 async def test_spans_reach_a_collector(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,25 @@ class Homing:
     ) -> None:
         self.settings = settings
         self.telemetry = telemetry or make_telemetry(settings)
+        self._name_databases(makes_file=makes_file)
+        self.ground = Ground(settings, self.telemetry, self.database)
+        self._make_lanes()
+        #: Who may do what; always in the main database.
+        self.access = Access(
+            self.database,
+            self.telemetry,
+            encryption_key=settings.encryption_key,
+            sessions=SessionTerms(settings.session_idle_minutes * 60, settings.session_hours * 3600),
+        )
+        #: What is deleted when; nothing, unless it was said.
+        self.pruning = plan(
+            read_retention(settings.retention),
+            prunable_tables(self.database, self.jobs_database, self.notify_database),
+        )
+        self._make_desk()
+
+    def _name_databases(self, *, makes_file: bool) -> None:
+        settings = self.settings
         self.database = connect(settings.database_url, makes_file=makes_file)
         if self.database.dialect == "mongodb":
             raise SettingsError(
@@ -93,7 +112,8 @@ class Homing:
             )
         if self.notify_database.dialect == "mongodb":
             raise SettingsError("HOMING_NOTIFY_DATABASE_URL is SQLite or PostgreSQL")
-        self.ground = Ground(settings, self.telemetry, self.database)
+
+    def _make_lanes(self) -> None:
         self.mails_part = Mails(self.ground)
         self.jobs_part = Jobs(self.ground, self.jobs_database)
         self.emails_part = Emails(self.ground, self.mails_part.sender)
@@ -101,6 +121,9 @@ class Homing:
             self.ground, self.notify_database, self.mails_part.sender, self.mails_part.orders
         )
         self._name_parts()
+
+    def _make_desk(self) -> None:
+        """What operators look at, and act with."""
         self.operations = Operations(
             self.ground,
             lambda: self.lines,
@@ -129,19 +152,7 @@ class Homing:
             desk=self.desk,
         )
         self.alerts = self.alerts_part.desk
-        #: Who may do what; always in the main database.
-        self.access = Access(
-            self.database,
-            self.telemetry,
-            encryption_key=settings.encryption_key,
-            sessions=SessionTerms(settings.session_idle_minutes * 60, settings.session_hours * 3600),
-        )
         self.bulk = Bulk(self.ground, self.access, self.desk)
-        #: What is deleted when; nothing, unless it was said.
-        self.pruning = plan(
-            read_retention(settings.retention),
-            prunable_tables(self.database, self.jobs_database, self.notify_database),
-        )
         self.figures = Figures(
             self.ground,
             self.jobs_part,
@@ -149,19 +160,17 @@ class Homing:
             desk=lambda: self.desk,
             keeps_everything=not self.pruning,
         )
-        self.health = Health(
-            self.ground,
-            [
-                ("all but these" if self._has_others else "everything", self.database, settings.database_url),
-                ("dispatch jobs", self.jobs_database, settings.jobs_database_url),
-                ("open seats", self.notify_database, settings.notify_database_url),
-            ],
-            self.pruning,
-        )
+        self.health = Health(self.ground, self._databases_in_words(), self.pruning)
 
-    @property
-    def _has_others(self) -> bool:
-        return bool(self.settings.jobs_database_url or self.settings.notify_database_url)
+    def _databases_in_words(self) -> list[tuple[str, Database, str | None]]:
+        """What is in each, with the setting that names it."""
+        settings = self.settings
+        has_others = bool(settings.jobs_database_url or settings.notify_database_url)
+        return [
+            ("all but these" if has_others else "everything", self.database, settings.database_url),
+            ("dispatch jobs", self.jobs_database, settings.jobs_database_url),
+            ("open seats", self.notify_database, settings.notify_database_url),
+        ]
 
     def _name_parts(self) -> None:
         """The names by which the others know what the parts hold."""
