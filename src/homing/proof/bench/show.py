@@ -159,8 +159,12 @@ def desk_table(result: DeskTable) -> RenderableType:
 
 
 def _page_table(line: DeskLine) -> Table:
-    name = f"{line.database}, {line.messages:,} messages, {line.waiting} % waiting"
-    table = _table(name, "p50 ms", "p95 ms", "longest ms", "first ms")
+    title = f"{line.database}, {line.messages:,} messages, {line.waiting} % waiting"
+    table = Table(title=title)
+    # A long query line goes on below; the figures are what somebody wants to see.
+    table.add_column("page", overflow="fold")
+    for name in ("p50 ms", "p95 ms", "longest ms", "first ms"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for page in sorted(line.pages, key=lambda page: -page.p95_ms):
         figures = (page.p50_ms, page.p95_ms, page.longest_ms, page.first_ms)
         table.add_row(_shortened(unquote_plus(page.path)), *(f"{figure:,.1f}" for figure in figures))
