@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +56,10 @@ def no_other_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if thread.name.lower().startswith("otel"):
             thread.join(20)
             assert not thread.is_alive()
+    # Its connections are left to the garbage collector, which would complain in some other test.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 async def test_spans_reach_a_collector(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
