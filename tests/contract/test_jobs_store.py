@@ -164,11 +164,16 @@ async def test_the_fence_rises_with_every_claim(lane: JobBench) -> None:
 async def test_a_settlement_takes_effect_once_and_so_does_its_attempt(lane: JobBench) -> None:
     (id,) = await lane.create(URL)
     (claim,) = await lane.claim()
+    held = await lane.jobs.get(id)
+    assert held is not None
     assert await lane.jobs.settle([(claim, Complete(Report(0.5, 204, "", {})))]) == {id}
     assert await lane.jobs.settle([(claim, Bury(FAILURE, report=REPORT))]) == set()
     assert await lane.states([id]) == ["COMPLETED"]
     (attempt,) = await lane.attempts(id)
     assert (attempt["status"], attempt["response_code"], attempt["duration_millis"]) == ("SUCCESS", 204, 500)
+    # Who made it stays known when the job is nobody's any more.
+    assert attempt["worker"] == held["locked_by"]
+    assert held["locked_by"]
     took = (instant(attempt["completed_at"]) or time_of(0)) - (instant(attempt["attempted_at"]) or time_of(0))
     assert took == timedelta(milliseconds=500)
     await lane.attempts_add_up()

@@ -164,6 +164,7 @@ def _attempt(row: Row, request: str) -> Step:
         seconds=told.duration_millis / 1000 if told.duration_millis is not None else None,
         error_class=told.error_class,
         error=told.error_message,
+        worker=told.worker,
         request=request,
         response_code=code,
         response_headers=told.response_headers,

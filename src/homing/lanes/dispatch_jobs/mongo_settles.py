@@ -106,6 +106,7 @@ def _attempt(entry: Mapping[str, Any], id: int) -> dict[str, Any]:
         "attempted_at": {"$subtract": [NOW, entry["millis"]]},
         "completed_at": NOW,
         "created_at": NOW,
+        "worker": "$locked_by",
     }
 
 

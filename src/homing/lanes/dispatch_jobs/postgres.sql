@@ -339,20 +339,20 @@ WITH batch AS MATERIALIZED (
         error_class text, millis bigint, attempt text, response_code integer, response_body text,
         response_headers jsonb, unknown boolean)
 ), held AS MATERIALIZED (
-    SELECT id, claim_seq, attempt_count
+    SELECT id, claim_seq, attempt_count, locked_by
     FROM dispatch_job
     WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'IN_PROGRESS'
     ORDER BY id
     FOR UPDATE
 ), mine AS MATERIALIZED (
-    SELECT batch.*, held.attempt_count + 1 AS attempt_number
+    SELECT batch.*, held.attempt_count + 1 AS attempt_number, held.locked_by AS worker
     FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
 ), attempts AS (
     INSERT INTO dispatch_attempt (
         dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-        response_body, response_headers, error_class, error_message, unknown)
+        response_body, response_headers, error_class, error_message, unknown, worker)
     SELECT id, attempt_number, now() - millis * interval '1 ms', now(), millis, attempt, response_code,
-        response_body, response_headers, error_class, error, coalesce(unknown, false)
+        response_body, response_headers, error_class, error, coalesce(unknown, false), worker
     FROM mine
     WHERE counted = 1
     ORDER BY id

@@ -91,6 +91,8 @@ class Attempt(Struct, frozen=True, kw_only=True, rename="camel"):
     duration_millis: int | None
     attempted_at: str
     completed_at: str | None
+    #: The process that made it; None of attempts from before this was kept.
+    worker: str | None = None
 
 
 class Problem(Struct, frozen=True):
@@ -256,6 +258,7 @@ def attempted(row: Row) -> Attempt:
         duration_millis=row["duration_millis"],
         attempted_at=iso(row["attempted_at"]) or "",
         completed_at=iso(row["completed_at"]),
+        worker=row["worker"],
     )
 
 

@@ -1,0 +1,2 @@
+-- As on PostgreSQL.
+ALTER TABLE dispatch_attempt ADD COLUMN worker TEXT;
