@@ -381,6 +381,21 @@ async def test_a_row_of_another_program_has_its_trace(database_url: str) -> None
         assert sorted(linked(span) for span in attempts) == [[], [], [], [f"{TRACE_ID}-{SPAN_ID}"]]
 
 
+@pytest.mark.parametrize("spans", [True, False])
+@pytest.mark.parametrize("url", ["https://shop.example:99999/hooks", "https://[nonsense]/hooks"])
+async def test_an_address_that_is_none_ends_as_it_does_without_spans(
+    database_url: str, url: str, spans: bool
+) -> None:
+    """As another program wrote it: to tell of an attempt must not change what came of it."""
+    async with told(database_url, spans=spans) as homing:
+        job = {"source": "shop", "type": "order.created", "target_url": url, "payload": "{}"}
+        await Tables(homing.homing.database).insert("dispatch_job", job)
+        await homing.work(homing.homing.webhooks)
+        (ended,) = await Tables(homing.homing.database).rows("dispatch_job")
+        assert (ended["status"], ended["error_class"]) == ("ERROR", "invalid_url")
+        assert homing.log.all("delivery.crashed") == []
+
+
 async def test_a_repeated_order_may_come_in_another_trace(database_url: str) -> None:
     async with told(database_url) as homing:
         for _ in range(2):

@@ -24,6 +24,7 @@ from homing.senders.smtp_protocol import Limits
 from homing.senders.smtp_relay import Closed, Relay, enter, tls_context
 from homing.settings import Settings, is_loopback
 from homing.vault import Vault, key_file_of, load_or_make_key
+from homing.workers.model import Pause
 
 _MOST_SKEW = 2.0
 #: Credentials that are looked at together.
@@ -88,11 +89,7 @@ async def _workers(homing: Homing) -> Finding:
     """A pause that somebody forgot looks like an outage."""
     pauses = await homing.fleet.pauses()
     if pauses:
-        told = "; ".join(
-            f"{one.name} is paused by {one.asked_by}{f' ({one.reason})' if one.reason else ''}"
-            for one in pauses
-        )
-        return Finding("workers", False, f"{told}; `homing workers resume` ends it")
+        return Finding("workers", False, "; ".join(map(_paused, pauses)))
     if idle := await _left_alone(homing):
         return Finding("workers", False, f"{'; '.join(idle)}; start `homing work`, or `homing up`")
     workers = [one for one in await homing.fleet.workers() if one.state != "stopped"]
@@ -101,6 +98,12 @@ async def _workers(homing: Homing) -> Finding:
     if lost := sum(one.state == "lost" for one in workers):
         found.append(f"{lost} lost (whose work others do)")
     return Finding("workers", True, ", ".join(found))
+
+
+def _paused(one: Pause) -> str:
+    why = f" ({one.reason})" if one.reason else ""
+    mend = f"homing workers resume {'--lane ' if one.scope == 'lane' else ''}{one.name}"
+    return f"{one.name} is paused by {one.asked_by}{why}; `{mend}` ends it"
 
 
 async def _left_alone(homing: Homing) -> list[str]:

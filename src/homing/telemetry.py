@@ -15,7 +15,7 @@ import time
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import version
@@ -469,8 +469,7 @@ class _LineWriter:
         if self._held is not None:
             self._held.append(line)
         else:
-            self._write(line + b"\n")
-            self._flush()
+            self._put(line)
 
     def hold(self) -> None:
         self._held = []
@@ -478,7 +477,12 @@ class _LineWriter:
     def release(self) -> None:
         lines, self._held = self._held, None
         if lines:
-            self._write(b"\n".join(lines) + b"\n")
+            self._put(b"\n".join(lines))
+
+    def _put(self, text: bytes) -> None:
+        # A full disk, or a pipe that nobody reads any more, is no reason to deliver nothing.
+        with suppress(OSError):
+            self._write(text + b"\n")
             self._flush()
 
     log = debug = info = warning = error = critical = msg

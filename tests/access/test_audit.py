@@ -9,8 +9,7 @@ import msgspec
 from tests.access.desk import Desk
 
 from homing.access.audit import Entry, Outcome
-from homing.db import load_queries
-from homing.db.pruning import PrunableRows
+from homing.parts.retention import AUDIT, _of_our_own
 
 OUTCOMES: tuple[Outcome, ...] = ("done", "refused", "failed")
 
@@ -77,8 +76,7 @@ async def test_old_entries_are_pruned_by_how_they_ended(desk: Desk) -> None:
         await log.write(Entry("user:ann", "jobs.cancel", outcome, outcome=outcome))
     await desk.let_pass("homing_audit", 10 * 86400, "at")
     await log.write(Entry("user:ann", "jobs.cancel", "young"))
-    queries = load_queries("homing.access", desk.database.dialect)
-    rows = PrunableRows(desk.database, queries, "audit", OUTCOMES)
+    rows = next(one for one in _of_our_own(desk.database) if one.lane == AUDIT)
     ages = {"done": 5 * 86400, "refused": 5 * 86400, "failed": 20 * 86400}
     window = await rows.window(ages, 0, 100)
     assert window.last is not None

@@ -33,6 +33,8 @@ class AlertBench:
     def __init__(self, homing: Homing, log: LogLines) -> None:
         self.homing, self.log = homing, log
         self.tables = Tables(homing.database)
+        #: Which may be elsewhere.
+        self.jobs = Tables(homing.jobs_database)
 
     @property
     def watch(self) -> Watch:
@@ -107,8 +109,8 @@ class AlertBench:
         now = await self.tables.now()
         await self.tables.change("mail_outbox", {"next_attempt_at": now}, status="queued")
         for status in ("PENDING", "FAILED"):
-            await self.tables.change("dispatch_job", {"next_attempt_at": now}, status=status)
-        await self.tables.sql("UPDATE homing_target SET open_until = NULL RETURNING 1 AS one")
+            await self.jobs.change("dispatch_job", {"next_attempt_at": now}, status=status)
+        await self.jobs.change("homing_target", {"open_until": None})
         for gate in self.homing.jobs_lane._targets._gates.values():
             gate.closed_until = gate.heard_until = 0.0
 
@@ -118,7 +120,7 @@ class AlertBench:
         )
 
     async def alert_jobs(self) -> list[dict[str, Any]]:
-        return await self.tables.rows("dispatch_job", source="homing", type="homing.alert")
+        return await self.jobs.rows("dispatch_job", source="homing", type="homing.alert")
 
 
 def _earlier(text: str, seconds: float) -> str:

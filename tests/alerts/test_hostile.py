@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ from tests.alerts.bench import NOWHERE, PEOPLE, AlertBench, alert_bench
 from tests.http.door import opened_door
 
 from homing.alerts import deaths
+from homing.alerts.rules import Cause
 from homing.alerts.store import Deaths
+from homing.errors import DatabaseError, Refused, Unreachable
 
 FAIL = (
     "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, error) "
@@ -192,3 +195,126 @@ def test_what_is_alike_is_one_cause_and_the_rest_is_counted_with_it() -> None:
     assert one == Deaths(
         "dead:email_log:various", {"lane": "email_log", "error": "various", "example": "email_1"}, 6
     )
+
+
+# ── targets, and databases that are away ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("target", ["https://shop.example:99999", "https://[nonsense]:443#7", "invalid"])
+async def test_a_target_that_is_no_address_stops_nothing(database_url: str, target: str) -> None:
+    """As the trigger of the table makes it of what another program wrote."""
+    async with alert_bench(database_url) as bench:
+        await bench.tables.insert("homing_target", {"target": target, "failures": 30})
+        await bench.kill_mails(1)
+        await bench.look()
+        place = target.removeprefix("https://").partition("#")[0]
+        assert sorted(await bench.titles()) == [
+            "1 mail was given up: invalid_recipient",
+            f"{place} has failed 30 times in a row (100 % of the threshold)",
+        ]
+        assert len(await bench.alerts.firing()) == 2
+        assert len(await bench.alert_mails()) == 2
+
+
+async def test_an_odd_error_of_a_target_stops_nothing(postgres_url: str, tmp_path: Path) -> None:
+    """SQLite and MongoDB take what PostgreSQL does not, and the causes of alerts are in the main database."""
+    jobs = f"sqlite:///{tmp_path}/jobs.db"
+    async with alert_bench(postgres_url, jobs_database_url=jobs) as bench:
+        odd = {"target": "https://a.example:443", "failures": 30, "last_error": "503\x00 Service\n gone"}
+        await bench.jobs.insert("homing_target", odd)
+        await bench.look()
+        assert [one.cause for one in await bench.told()] == ["target:https://a.example:443"]
+        (mail,) = await bench.alert_mails()
+        assert "Last error: 503  Service  gone" in mail["text_body"]
+
+
+async def test_a_verdict_that_cannot_be_written_holds_up_no_other(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alert_bench(database_url) as bench:
+        tell = bench.watch.store.tell
+
+        async def refusing(cause: Cause, *more: Any) -> None:
+            if cause.kind == "target":
+                raise Refused("it does not take a value")
+            await tell(cause, *more)
+
+        for name in ("a", "b"):
+            await bench.tables.insert("homing_target", {"target": f"https://{name}:443", "failures": 30})
+        await bench.kill_mails(1)
+        await bench.kill_mails(1, "timeout: x")
+        monkeypatch.setattr(bench.watch.store, "tell", refusing)
+        await bench.look_after_trouble()
+        assert {one.kind for one in await bench.told()} == {"dead"}
+        assert len(await bench.alert_mails()) == 2
+        assert len(bench.log.all("alert.failed")) == 2, "each is told of"
+
+
+async def test_while_the_database_of_jobs_is_away_alerts_go_by_mail(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alert_bench(database_url, alert_webhook_url=NOWHERE) as bench:
+        asked = []
+
+        async def away(_jobs: Any) -> Any:
+            asked.append(1)
+            raise Unreachable("cannot reach it")
+
+        await bench.kill_mails(1)
+        await bench.kill_mails(1, "timeout: x")
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.homing.jobs, "enqueue", away)
+            with pytest.raises(DatabaseError, match="could not be handed over"):
+                await bench.alerts.test()
+            await bench.tables.sql("DELETE FROM homing_alert RETURNING id")
+            await bench.tables.sql("DELETE FROM mail_outbox WHERE status = 'queued' RETURNING id")
+            asked.clear()
+            for round in (1, 2):
+                await bench.look_after_trouble()
+                assert len(await bench.alert_mails()) == 2
+                # The first look of a round hands over what is left of the one before, the second what is new.
+                assert len(asked) <= 2 * round, "whoever is away is not asked again for every alert"
+        await bench.look_after_trouble()
+        assert len(await bench.alert_jobs()) == len(await bench.alert_mails()) == 2, "once by each way"
+        assert [one.job_id is not None and one.mail_id is not None for one in await bench.told()] == [
+            True
+        ] * 2
+
+
+async def test_while_the_database_of_jobs_is_away_the_other_lanes_are_watched_over(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_arguments: Any) -> Any:
+        raise Unreachable("cannot reach it")
+
+    jobs = f"sqlite:///{tmp_path}/jobs.db"
+    async with alert_bench(database_url, jobs_database_url=jobs) as bench:
+        id = await bench.mail()
+        await bench.tables.shift("mail_outbox", ["next_attempt_at", "created_at"], 1000, id=id)
+        monkeypatch.setattr(bench.homing.jobs_database, "fetch", away)
+        await bench.look_after_trouble()
+        await bench.pass_time(61)
+        await bench.look_after_trouble()
+        assert {one.cause for one in await bench.told()} == {"backlog:mail_outbox", "idle:mail_outbox"}
+
+
+async def test_what_comes_into_sight_again_is_no_news(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another program's table the newest dead are looked at, and older ones move up when those go."""
+    monkeypatch.setattr(deaths, "_NEWEST", 3)
+    failed = FAIL + "VALUES (:id, 1, 'k', 'failed', '{\"code\": \"bad\"}') RETURNING 1 AS one"
+    async with alert_bench(database_url) as bench:
+        for id in range(1, 7):
+            await bench.tables.sql(failed, id=id)
+        await bench.look()
+        newest = "SELECT max(notification_id) FROM open_event_notifications"
+        for _ in range(2):
+            await bench.tables.sql(
+                f"DELETE FROM open_event_notifications WHERE notification_id = ({newest}) RETURNING 1 AS one"
+            )
+        await bench.look()
+        assert await bench.told() == [], "they died long ago"
+        await bench.tables.sql(failed, id=7)
+        await bench.look()
+        assert await bench.titles() == ["1 notification was given up: bad"]

@@ -114,6 +114,7 @@ def test_the_command_line_sends_a_test_and_says_how_to_follow_it(shell: Shell) -
     assert (to, subject) == (PEOPLE, "[test] Homing: This is a test: alerts reach you")
     (told,) = json.loads(shell("list", "--json").stdout)["recent"]
     assert told["event"] == "test"
+    assert re.fullmatch(r"[-0-9]{10}T[0-9:]{8}\.\d{3}Z", told["at"]), "as in all our JSON"
 
 
 def test_the_command_line_silences_a_cause_and_the_audit_log_knows(shell: Shell) -> None:
@@ -167,16 +168,3 @@ async def test_jobs_in_a_database_of_their_own_are_watched_over_too(
         assert await bench.titles() == ["1 webhook was given up: connect_error"]
         assert [one.job_id is not None for one in await bench.told()] == [True]
         assert await Tables(bench.homing.jobs_database).rows("homing_job_death") == []
-
-
-async def test_with_jobs_in_mongodb_the_other_rules_hold(sqlite_url: str, migrated_mongodb_url: str) -> None:
-    settings = {"jobs_database_url": migrated_mongodb_url, "alert_webhook_url": NOWHERE}
-    async with alert_bench(sqlite_url, **settings) as bench:
-        await bench.kill_mails(2)
-        await bench.look()
-        (alert,) = await bench.told()
-        assert alert.title == "2 mails were given up: invalid_recipient"
-        assert alert.job_id is not None
-        job = await bench.homing.jobs.get(alert.job_id)
-        assert job is not None
-        assert (job["source"], job["type"]) == ("homing", "homing.alert")

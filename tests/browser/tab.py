@@ -40,7 +40,7 @@ _RUN_AXE = """async (rules) => {
   const options = { resultTypes: ["violations"], iframes: false };
   if (rules.length) options.runOnly = { type: "rule", values: rules };
   const found = await axe.run(document, options);
-  return found.violations.filter(({ impact }) => impact === "serious" || impact === "critical")
+  return found.violations
     .flatMap(({ id, nodes }) => nodes.map((node) => `${id}: ${node.target} ${node.failureSummary}`));
 }"""
 
@@ -89,7 +89,7 @@ class Tab:
         self.trouble.clear()
 
     async def barriers(self, *rules: str) -> list[str]:
-        """What axe finds serious or critical, by all of its rules or by some."""
+        """What axe finds, also what it does not call serious, by all of its rules or by some."""
         await self.page.evaluate(_AXE)
         found: list[str] = await self.page.evaluate(_RUN_AXE, list(rules))
         return found

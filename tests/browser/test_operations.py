@@ -12,6 +12,7 @@ from tests.access.desk import PASSWORD
 from tests.browser.places import asked
 from tests.browser.seed import DESERTER, WORKER, beat_of
 from tests.browser.tab import NARROW, Desk, Tab
+from tests.emails import until
 
 from homing.lanes.dispatch_jobs.tsid import number_of
 from homing.testing.http_sink import HttpSink
@@ -269,8 +270,11 @@ async def test_people_are_added_changed_and_removed(browser: Browser, desk: Desk
             await page.get_by_label("Role of zora", exact=True).select_option("operator")
             await choose(tab, "Change the role of zora")
             assert await role_of(desk, "zora") == "operator"
+            assert await logs_in(client, "zora", password)
+            assert await is_let_in(client)
             await choose(tab, "Log out zora everywhere")
             await expect(page.locator("#flash")).to_be_visible()
+            await until(lambda: is_let_out(client))
             await choose(tab, "New password for zora")
             await confirm(tab)
             changed = await page.locator("#secret").inner_text()
@@ -287,6 +291,14 @@ async def logs_in(client: httpx.AsyncClient, name: str, password: str) -> bool:
     form = {"name": name, "password": password, "next": "/"}
     answer = await client.post("/login", data=form, headers={"Sec-Fetch-Site": "same-origin"})
     return answer.status_code == 303
+
+
+async def is_let_in(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/messages", headers={"Accept": "text/html"})).status_code == 200
+
+
+async def is_let_out(client: httpx.AsyncClient) -> bool:
+    return not await is_let_in(client)
 
 
 async def role_of(desk: Desk, name: str) -> object:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import StringIO
 from typing import Any
 
@@ -96,3 +97,30 @@ def test_a_run_is_stopped(bulk: Bulk, sqlite_url: str) -> None:
     asyncio.run(order())
     assert told(bulk("stop", "1", "--json"))["state"] == "cancelled"
     assert states(sqlite_url) == {"failed": 5, "queued": 2}
+
+
+async def test_who_is_interrupted_leaves_the_rest_to_another(
+    environment: Mapping[str, str], sqlite_url: str
+) -> None:
+    many = 40_000
+    async with bulk_bench(sqlite_url) as bench:
+        await bench.mails(many)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "homing", "bulk", "requeue", DEAD, "--yes",
+            env={**environment, "HOMING_DATABASE_URL": sqlite_url},
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        while not await bench.runs.page(limit=1) and process.returncode is None:
+            await asyncio.sleep(0.02)
+        await bench.until(1, lambda run: run.processed > 0)
+        process.send_signal(signal.SIGINT)
+        _, told = await process.communicate()
+        assert process.returncode == 130, told.decode()
+        assert "run 1 is left to `homing serve` or `homing work`" in " ".join(told.decode().split())
+        left = await bench.now(1)
+        assert left.finished_at is None
+        runner = bench.runner()
+        await runner.once(1)
+        done = await bench.now(1)
+        assert (done.state, done.done) == ("done", many)
+        assert await bench.states() == {"queued": many}

@@ -57,7 +57,17 @@ def test_a_day_of_mails(homing: Homing, tmp_path: Path) -> None:
     assert [mail["id"] for mail in listed] == ["outbox_4"]
     shown = homing("show", "outbox_4")
     assert "invalid_recipient" in shown.stdout
-    assert json.loads(homing("show", "4", "--json").stdout)["retryCount"] == 1
+    told = json.loads(homing("show", "4", "--json").stdout)
+    assert told["retryCount"] == 1
+    (tried,) = told["history"]
+    assert (tried["title"], tried["delivered"], tried["errorClass"]) == (
+        "Attempt 1",
+        False,
+        "invalid_recipient",
+    )
+    assert tried["worker"] in shown.stdout
+    (sent,) = json.loads(homing("show", "1", "--json").stdout)["history"]
+    assert (sent["delivered"], sent["errorClass"], sent["worker"]) == (True, None, tried["worker"])
     assert "1 mail would be changed" in homing("requeue", "--all", "failed", "--dry-run").stdout
     assert json.loads(homing("requeue", "--all", "failed", "--yes", "--json").stdout) == {
         "dryRun": False,

@@ -41,3 +41,9 @@ def test_messages_are_found_by_a_query_line(homing: Homing, database_url: str) -
     code, _, err = find("satus:dead")
     assert (code, "did you mean status?" in err, "homing find 'status:dead'" in err) == (2, True, True)
     assert find("unfindable")[1].strip() == "nothing is found"
+
+
+def test_a_database_that_is_not_there_is_not_taken_for_an_empty_one(homing: Homing) -> None:
+    missing = homing("find", "status:dead")
+    assert missing.returncode == 1
+    assert "mail_outbox is left out: there is no database" in missing.stderr

@@ -15,7 +15,7 @@ import pytest
 from tests.command import Homing, Result
 from tests.jobs import JobBench, job, job_bench
 
-from homing.cli.jobs import since
+from homing.cli.operator import moment_since
 from homing.errors import InvalidRequest
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.testing.http_sink import Answer, HttpSink
@@ -247,13 +247,13 @@ def test_a_wrong_call_says_how_to_mend_it(homing: Homing, arguments: tuple[str, 
 
 def test_since_is_a_duration_or_a_time() -> None:
     now = datetime(2026, 5, 4, 12, tzinfo=UTC)
-    assert since("90s", now) == now - timedelta(seconds=90)
-    assert since("2h", now) == now - timedelta(hours=2)
-    assert since("1w", now) == now - timedelta(weeks=1)
-    assert since("2026-05-04T13:00:00+02:00", now) == datetime(2026, 5, 4, 11, tzinfo=UTC)
-    for odd in ("2", "2y", "-2h", "2026-05-04T13:00:00"):
+    assert moment_since("90s", now) == now - timedelta(seconds=90)
+    assert moment_since("2h", now) == now - timedelta(hours=2)
+    assert moment_since("1w", now) == now - timedelta(weeks=1)
+    assert moment_since("2026-05-04T13:00:00+02:00", now) == datetime(2026, 5, 4, 11, tzinfo=UTC)
+    for odd in ("2", "2y", "-2h", "2026-05-04T13:00:00", "999999w", "0001-01-01T00:00:00+14:00"):
         with pytest.raises(InvalidRequest):
-            since(odd, now)
+            moment_since(odd, now)
 
 
 def test_what_another_program_wrote_is_shown_all_the_same(shop: Shop) -> None:

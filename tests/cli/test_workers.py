@@ -50,6 +50,8 @@ def test_a_pause_is_told_of_wherever_somebody_looks(fleet: str, homing: Homing) 
     assert "was paused already" in homing("workers", "pause", fleet).stdout
     paused = homing("workers", "pause", "--lane", "email_log:send", "--reason", "the relay [moves]", "--json")
     assert json.loads(paused.stdout) == {"scope": "lane", "name": "email_log:send", "changed": True}
+    audited = homing("audit", "--limit", "1").stdout
+    assert "reason the relay [moves]" in audited, "a cell is no markup, and is not escaped twice"
     for command in (("workers",), ("status",)):
         told = homing(*command).stderr
         assert "paused: lane email_log:send, by cli:" in told
@@ -61,6 +63,8 @@ def test_a_pause_is_told_of_wherever_somebody_looks(fleet: str, homing: Homing) 
     findings = {one["check"]: one for one in json.loads(homing("doctor", "--json").stdout)}
     assert not findings["workers"]["ok"]
     assert "email_log:send is paused by cli:" in findings["workers"]["detail"]
+    for mend in ("`homing workers resume --lane email_log:send`", f"`homing workers resume {fleet}`"):
+        assert mend in findings["workers"]["detail"]
     for what in ([fleet], ["--lane", "email_log:send"]):
         assert "resumed" in homing("workers", "resume", *what).stdout
     assert "was not paused" in homing("workers", "resume", fleet).stdout
@@ -81,3 +85,29 @@ def test_a_wrong_call_says_what_to_write(fleet: str, homing: Homing) -> None:
         assert answer.returncode == 2, answer
         assert told in answer.stderr
     assert homing("workers", "release", "bo:2").returncode == 1
+
+
+def test_a_flag_before_the_command_is_not_lost(fleet: str, homing: Homing, tmp_path: Path) -> None:
+    """It would have been the flag of nobody: a pause went to another database than the one that was named."""
+    elsewhere = f"sqlite:///{tmp_path}/other.db"
+    refused = homing("workers", "--database-url", elsewhere, "pause", fleet)
+    assert refused.returncode == 2, refused.stdout
+    assert json.loads(homing("workers", "--json").stdout)["pauses"] == []
+    assert homing("workers", "--database-url", elsewhere).returncode == 3, (
+        "which lists, as its name alone does"
+    )
+    assert "release" in homing("workers", "--help").stdout
+    asked = {"_HOMING_COMPLETE": "complete_bash", "COMP_WORDS": "homing workers ", "COMP_CWORD": "2"}
+    assert homing(**asked).stdout.split() == ["list", "pause", "resume", "release"]
+    assert json.loads(homing("alerts", "--limit", "1", "--json").stdout)["recent"] == []
+
+
+def test_brackets_are_no_markup(fleet: str, homing: Homing) -> None:
+    del fleet
+    cause = "dead:mail_outbox:[/odd]"
+    assert f": {cause}" in homing("alerts", "silence", cause, "--for", "2h").stdout
+    assert cause in homing("alerts").stdout
+    assert homing("keys", "create", "the shop [eu]", "--scope", "ops").returncode == 0
+    listed = homing("keys", "list").stdout
+    assert "the shop [eu]" in listed
+    assert "(the shop [eu])" in homing("keys", "revoke", listed.split("│")[1].strip()).stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,17 @@ from msgspec.structs import replace
 from tests.desk.bulk import BulkBench, bulk_bench
 from tests.http.door import url_with_tables
 
-from homing.db import load_queries
+from homing.db import Dialect, load_queries
+from homing.db.queries import Queries
+from homing.messages.searched import BY_INDEX
+from homing.messages.table_desk import dead_queries
 
 ROWS = 6000
 INDEXES = {"mail_outbox": "mail_outbox_ended", "dispatch_jobs": "homing_job_dead"}
+QUERIES: Mapping[str, Callable[[str, Dialect], Queries]] = {
+    "mail_outbox": dead_queries,
+    "dispatch_jobs": lambda package, dialect: load_queries(package, dialect, "desk_dead"),
+}
 #: The dead are the oldest: who reads all from the newest on reads the whole table.
 MAILS = (
     "SELECT 'ann@example.org', CASE WHEN i <= {rows} / 2 THEN 'failed' ELSE 'sent' END, 'timeout: x' FROM {n}"
@@ -60,10 +67,10 @@ async def desk(database_url: str) -> AsyncIterator[BulkBench]:
 async def plan(desk: BulkBench, lane: str, name: str, given: dict[str, Any]) -> str:
     """As the desk has it made, with what it sets for the transaction."""
     database = desk.homing.database
-    queries = load_queries(f"homing.lanes.{lane}", database.dialect, "desk_dead")
+    queries = QUERIES[lane](f"homing.lanes.{lane}", database.dialect)
     word = "EXPLAIN" if database.dialect == "postgres" else "EXPLAIN QUERY PLAN"
     query = replace(queries[name], sql=f"{word} {queries[name].sql}")
-    before = [queries["by_index"]] if "by_index" in queries else []
+    before = [BY_INDEX] if database.dialect == "postgres" else []
     rows = (await database.fetch_all([*before, query], given))[-1]
     return "\n".join(str(tuple(row)) for row in rows)
 

@@ -293,8 +293,10 @@ async def test_a_hundred_settlements_with_cuts_are_each_charged_once(
             await opened.sql("UPDATE mail_outbox SET retry_count = 0, next_attempt_at = now() RETURNING id")
             (claim,) = await opened.outbox.claim(1)
             settlement = RetryIn(0.0, Failure("network_error", f"cut-{number}"))
-            cut = proxy.lose_reply_to if number % 2 else proxy.lose
-            cut(f"cut-{number}".encode())
+            if number % 2:
+                proxy.lose_reply_to(b"COMMIT")
+            else:
+                proxy.lose(f"cut-{number}".encode())
             with pytest.raises(Unreachable):
                 await opened.outbox.settle([(claim, settlement)])
             async with asyncio.timeout(5):
@@ -303,6 +305,8 @@ async def test_a_hundred_settlements_with_cuts_are_each_charged_once(
             assert (row["status"], row["retry_count"]) == ("queued", 1), number
             assert settled == (set() if number % 2 else {one})
         assert proxy.sprung == 100
+        kept = await opened.sql("SELECT message FROM homing_attempt ORDER BY fence")
+        assert [row["message"] for row in kept] == [f"cut-{number}" for number in range(100)]
 
 
 @pytest.mark.slow

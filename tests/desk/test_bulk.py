@@ -17,6 +17,7 @@ from tests.desk.bulk_process import LEASE
 from tests.http.door import url_with_tables
 
 from homing.desk.bulk import Asker, BulkRun
+from homing.desk.query import LONGEST_LINE
 from homing.errors import Forbidden, InvalidRequest, NotFound, Refused, Unreachable
 from homing.messages.model import HowMany, Verb
 
@@ -378,6 +379,23 @@ async def test_a_database_that_is_away_puts_a_run_off(desk_on_sqlite: BulkBench)
     assert (await desk.now(run.id)).done == 10
 
 
+async def test_a_line_that_its_database_refuses_fails_at_once(
+    desk_on_sqlite: BulkBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To try it again would change nothing."""
+    desk = desk_on_sqlite
+
+    async def refused(*_arguments: Any, **_named: Any) -> Any:
+        raise Refused("it does not take a value")
+
+    monkeypatch.setattr(desk.runs.lanes["mail_outbox"], "numbers", refused)
+    run = await desk.runs.start(DEAD, "requeue", ANN)
+    assert await desk.runner().once()
+    ended = await desk.now(run.id)
+    assert (ended.state, ended.last_error) == ("failed", "it does not take a value")
+    assert ended.finished_at is not None
+
+
 async def test_a_bug_ends_a_run_and_says_so(desk_on_sqlite: BulkBench) -> None:
     desk = desk_on_sqlite
     await desk.mails(1)
@@ -415,3 +433,13 @@ def test_progress_speed_and_time_left() -> None:
     assert nothing.share == 1.0
     more = replace(HALF, total=100, is_estimate=True)
     assert (more.share, more.seconds_left) == (1.0, 0.0)
+
+
+async def test_a_line_that_nobody_could_take_up_is_refused_when_it_is_ordered(desk: BulkBench) -> None:
+    """A time is written out in it, which makes it longer than what was typed."""
+    words = " ".join(f"{n:02d}{'x' * 121}" for n in range(16))
+    line = f"status:failed since:2h {words}"[: LONGEST_LINE - 2]
+    assert len(line) == LONGEST_LINE - 2
+    with pytest.raises(InvalidRequest, match="longer than 2,000 characters"):
+        await desk.runs.start(line, "requeue", ANN)
+    assert await desk.told() == []

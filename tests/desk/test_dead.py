@@ -85,7 +85,7 @@ async def test_dead_mails_fall_together_by_their_code_and_a_group_is_requeued(de
 async def test_of_very_many_the_newest_are_looked_at_and_the_group_says_so(
     desk: BulkBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.messages.dead.MOST_LOOKED_AT", 10)
+    monkeypatch.setattr("homing.messages.table_desk.MOST_LOOKED_AT", 10)
     await desk.mails(5, error="old: x")
     await desk.mails(15)
     (group,) = (await groups(desk, "mail_outbox")).values()

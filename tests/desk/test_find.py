@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 from tests.desk.rows import Bench, bench
 
 from homing.desk import query
 from homing.errors import Forbidden, InvalidRequest
-from homing.messages.model import LANES
+from homing.messages.model import LANES, HowMany, Wanted
 
 ALGEBRA = "Algebra (2026F NB 12345)"
 #: Newest first, as they were created.
@@ -104,6 +105,19 @@ LINES = {
 async def test_every_term_finds_what_it_says(lanes: Bench) -> None:
     found = {line: await lanes.titles(line) for line in LINES}
     assert found == LINES
+
+
+async def test_what_is_listed_is_what_is_counted_and_walked_through(lanes: Bench) -> None:
+    """A bulk run is ordered over a list that somebody sees: it has to mean the same messages."""
+    for line in (*LINES, "id:key-1 to:zoe@x.com", "id:ext-1 meta.tenantId:ac*", "code:http_500 code:timeout"):
+        wanted = query.read(line, datetime(2026, 1, 2, tzinfo=UTC))
+        assert isinstance(wanted, Wanted)
+        for name, lane in lanes.desk.lanes.items():
+            listed = [row.number for row in (await lane.find(wanted, before=None, limit=100)).rows]
+            for newest_first in (True, False):
+                walked = await lane.numbers(wanted, after=None, limit=100, newest_first=newest_first)
+                assert walked == sorted(listed, reverse=newest_first), (line, name)
+            assert await lane.count(wanted, most=100, seconds=10) == HowMany(len(listed)), (line, name)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

@@ -85,7 +85,7 @@ async def test_the_attempt_that_succeeded_is_counted(lanes: Bench) -> None:
     for id, attempts in (("outbox_1", 3), ("email_1", 1)):
         detail = await shown(lanes, id)
         assert detail.summary.attempts == attempts
-        assert f"Last attempt, of {attempts}" in [step.title for step in detail.timeline]
+        assert f"Attempt {attempts}" in [step.title for step in detail.timeline]
 
 
 async def test_what_waits_says_why(lanes: Bench) -> None:
@@ -113,6 +113,9 @@ async def test_a_job_behind_a_paused_target_says_so(lanes: Bench) -> None:
         " VALUES ('https://hooks.x.com:8443', '9999-01-01T00:00:00Z', 'they move house')"
     )
     assert (await shown(lanes, "id:ext-1")).waits == "its target is paused: they move house"
+    await lanes.run("UPDATE homing_target SET paused_until = '2999-01-01T00:00:00Z'")
+    step = (await shown(lanes, "id:ext-1")).timeline[-1]
+    assert (step.kind, step.at.year) == ("waits", 2999), "not when it is due: nothing is sent until then"
 
 
 async def test_a_job_tells_every_attempt(lanes: Bench) -> None:

@@ -10,14 +10,15 @@ import pytest
 from tests.desk.rows import Bench, bench
 from tests.http.pages.visitor import door_with_people, visiting
 
-from homing.db import Query, load_queries
+from homing.db import Query
 from homing.db.backlog import Snapshot
 from homing.db.lately import Lately
 from homing.db.walking import counted_up_to
 from homing.desk import bulk, standing
 from homing.desk.standing import Standing
-from homing.lanes.mail_outbox.desk_conditions import TABLE
+from homing.lanes.mail_outbox.desk_conditions import LAYOUT
 from homing.messages.model import HowMany, LaneDesk, LaneName, Phase, Wanted
+from homing.messages.searched import BY_INDEX
 
 MANY = "INSERT INTO mail_outbox (to_address, status) SELECT 'a@b.c', '{}' FROM generate_series(1, {});"
 
@@ -105,6 +106,28 @@ async def test_an_answer_that_fails_is_told_and_asked_for_again() -> None:
     assert known.answer == 5
 
 
+async def test_what_is_made_in_a_moment_is_not_half_a_minute_old() -> None:
+    """Also where the machine was busy when it was made the first time."""
+    now, asked = 0.0, 0
+
+    async def ask() -> int:
+        nonlocal now, asked
+        now += 0.1
+        asked += 1
+        return asked
+
+    lately = Lately(ask, lambda took: took / 0.05, lambda: now)
+    assert await lately() == 1
+    now += 30.0
+    assert await lately() == 2
+    now += 30.0
+    known = await lately.at_hand(5.0)
+    assert known is not None
+    assert (known.answer, known.age) == (3, 0.0)
+    now += 5.0
+    assert await lately() == 3, "while it is young it serves, and a new one is made beside"
+
+
 # ── with real lanes ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -132,10 +155,9 @@ async def test_no_more_than_that_many_are_read_and_from_the_index(postgres_url: 
         await lanes.homing.database.run_script(script)
         assert await in_state(lanes, "mail_outbox", "queued", 100) == HowMany(100, is_lower_bound=True)
         assert await in_state(lanes, "mail_outbox", "queued", 500) == HowMany(500)
-        counted = counted_up_to(TABLE, ["o.status = 'queued'"], 101, "postgres")
+        counted = counted_up_to(LAYOUT.table, ["o.status = 'queued'"], 101, "postgres")
         explain = Query("explain", f"EXPLAIN (ANALYZE, TIMING OFF) {counted.sql}", (), False)
-        by_index = load_queries("homing.lanes.mail_outbox", "postgres", "desk_dead")["by_index"]
-        _set, rows = await lanes.homing.database.fetch_all([by_index, explain], {})
+        _set, rows = await lanes.homing.database.fetch_all([BY_INDEX, explain], {})
         plan = "\n".join(row[0] for row in rows)
         assert "mail_outbox_due" in plan
         assert "rows=101 loops" in plan

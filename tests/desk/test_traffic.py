@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -144,6 +145,28 @@ async def test_a_write_that_may_have_been_done_is_done_again(database: Database,
     table.loses_answers = False
     await process.count.flush()
     assert [delivered for *_, delivered in await rows(database)] == [6]
+
+
+async def test_a_bug_while_it_is_tidied_does_not_end_the_counting(
+    database: Database, table: CutOff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_now: datetime) -> None:
+        raise ValueError("a row that we cannot read")
+
+    monkeypatch.setattr(table, "tidy", broken)
+    monkeypatch.setattr("homing.desk.traffic._FLUSH_EVERY", 0.01)
+    process = Process(table, Clock())
+    counting = asyncio.create_task(process.count.run())
+    try:
+        async with asyncio.timeout(20):
+            for sent in (1, 2):
+                process.attempt("delivered")
+                while [delivered for *_, delivered in await rows(database)] != [sent]:
+                    assert not counting.done(), counting
+                    await asyncio.sleep(0.01)
+    finally:
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
 
 
 async def test_without_a_database_for_days_memory_stays_small(sqlite_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,25 @@ async def test_a_login_leads_nowhere_else(door: Door) -> None:
         "javascript:alert(1)",
         "",
         "/a\nb",
+        "/日本",
     )
     for next in elsewhere:
         assert (await log_in(door, next=next)).headers["location"] == "/", next
+
+
+@pytest.mark.parametrize(
+    "path", ["/messages/%E6%97%A5%E6%9C%AC", "/messages?q=to%3A%C3%BC*+%26", "/messages/a%3Fb%23%22"]
+)
+async def test_a_login_leads_on_to_what_had_to_be_quoted(door: Door, path: str) -> None:
+    asked = await door.client.get(path, headers={"Accept": "text/html"})
+    assert asked.status_code == 401
+    (next,) = re.findall(r'name="next" value="([^"]*)"', asked.text)
+    assert unescape(next) == path
+    assert (await log_in(door, next=unescape(next))).headers["location"] == path
+    chosen = await door.client.post(
+        "/theme", data={"csrf": csrf_of(token_of(door)), "next": path}, headers=OWN
+    )
+    assert chosen.headers["location"] == path
 
 
 async def test_a_login_makes_a_new_session_of_what_was_there(door: Door) -> None:

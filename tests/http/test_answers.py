@@ -250,6 +250,6 @@ async def test_a_limit_is_a_number_that_ends(door: Door) -> None:
         for odd in ("nan", "inf", "-inf", "Infinity", "1e999", "9" * 400):
             for field in ("max_concurrency", "rate_per_second"):
                 form = {**target, "max_concurrency": "5", "rate_per_second": "2", field: odd}
-                assert "write a number" in await operator.done("/targets/limits", **form)
+                assert "write a number" in await operator.refused("/targets/limits", **form)
     (kept,) = await door.sql("SELECT max_concurrency, rate_per_second FROM homing_target")
     assert (kept["max_concurrency"], kept["rate_per_second"]) == (5, 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from tests.http.pages.visitor import door_with_people, visiting
 
 from homing.desk.bulk import Asker
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.messages.model import LANES
 from homing.senders.caught_mail import CaughtMail
+from homing.workers.model import Identity, LaneReport, Report
 
 HTML = {"Accept": "text/html"}
 SECRETS = ("query-canary", "header-canary")
@@ -98,6 +101,53 @@ async def require_only_mails(door: Door) -> None:
     assert [run["lanes"] for run in runs] == [["mail_outbox"]]
     assert "lost@example.org" in await seen(door, key, "/bulk")
     assert "jobs:read" in await seen(door, key, "/bulk/2", 403)
+
+
+async def test_workers_and_queues_tell_figures_of_lanes_that_one_may_read(door: Door) -> None:
+    lanes = (LaneReport("mail_outbox", 3, 100, 4321, 1200), LaneReport("email_log:send", 5, 200, 8765, 700))
+    worker = Identity("ann:1", "ann", 1, "1.0", "first", ("mail_outbox", "email_log"), serves=False)
+    await door.homing.fleet.beat(worker, "running", Report(lanes), up_seconds=3600.0)
+    await door.insert(2)
+    await door.outbox.claim(2)
+    await door.sql("UPDATE mail_outbox SET locked_by = 'ben:2' RETURNING id")
+    await door.homing.fleet.pause("lane", "mail_outbox", by="user:bo", reason="pause-canary")
+    of_mails, of_emails = ("4,321", "1,200", "2 of Mails", "pause-canary"), ("8,765", "700")
+    for scopes, shown, hidden in (
+        (("desk:read", "router:read"), (), (*of_mails, *of_emails, "email_log:send")),
+        (("desk:read", "router:read", "mail:read"), of_mails, of_emails),
+        (("desk:read", "router:read", "emails:read"), of_emails, of_mails),
+    ):
+        key = await door.key(*scopes)
+        page = await seen(door, key, "/workers")
+        assert "ann:1" in page
+        assert all(canary in page for canary in shown), scopes
+        assert not any(canary in page for canary in hidden), scopes
+        queues = await seen(door, key, "/queues")
+        named = [lane for lane in LANES if f'mono">{lane}</small>' in queues]
+        assert named == {"mail:read": ["mail_outbox"], "emails:read": ["email_log"]}.get(scopes[-1], [])
+
+
+async def test_alerts_are_of_lanes_that_one_may_read(door: Door) -> None:
+    for cause in (
+        "dead:mail_outbox:timeout",
+        "target:https://target-canary.example#7",
+        "backlog:email_log",
+        "idle:open_events",
+        "worker:ann:1",
+    ):
+        await door.homing.alerts.silence(cause, 3600, by="user:bo")
+    await door.homing.alerts.test()
+    for scopes, shown in (
+        (("desk:read",), ["worker:ann:1"]),
+        (("desk:read", "mail:read"), ["dead:mail_outbox:timeout", "worker:ann:1"]),
+        (("desk:read", "jobs:read"), ["target:https://target-canary.example#7", "worker:ann:1"]),
+        (("desk:read", "emails:read"), ["backlog:email_log", "worker:ann:1"]),
+        (("desk:read", "notifications:read"), ["idle:open_events", "worker:ann:1"]),
+    ):
+        page = await seen(door, await door.key(*scopes), "/alerts")
+        assert sorted(re.findall(r'<th scope="row" class="mono wide">([^<]+)</th>', page)) == shown, scopes
+        assert "This is a test" in page
+    assert "target-canary" in await seen(door, await door.key("desk:read", "ops"), "/alerts")
 
 
 async def test_all_of_it_is_there_for_who_may_read_all(door: Door) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from tests.notifications import notification_bench
 from tests.outbox import Bench, bench
 
 from homing.app import Homing
+from homing.brokers.router_reader import Reader
 from homing.errors import InvalidRequest, NotFound
 from homing.workers.model import Identity, LaneReport, Report, is_paused
 
@@ -122,6 +124,44 @@ async def test_what_does_not_exist_cannot_be_paused(lane: Bench) -> None:
     with pytest.raises(InvalidRequest, match="500 characters"):
         await fleet.pause("lane", "mail_outbox", by="cli:eve", reason="x" * 501)
     assert await fleet.pauses() == []
+
+
+async def test_a_name_that_cannot_be_is_nobodys(lane: Bench) -> None:
+    await beat(lane)
+    await silence(lane, 60)
+    fleet, odd = lane.homing.fleet, "an\x00n:1"
+    with pytest.raises(NotFound):
+        await lane.homing.operations.leases.release(odd)
+    with pytest.raises(NotFound):
+        await fleet.pause("worker", odd, by="cli:bo")
+    await fleet.pause("worker", "ann:1", by="cli:bo", reason="for\x00 now")
+    assert not await fleet.resume("worker", odd)
+    assert [(pause.name, pause.reason) for pause in await fleet.pauses()] == [("ann:1", "for now")]
+
+
+async def test_odd_words_of_a_message_or_a_mediator_make_nobody_silent(database_url: str) -> None:
+    """The router warns in words that come from queues and other servers, and its process reports them."""
+    async with bench(database_url, jobs_broker_url="memory://") as lane:
+        router = lane.homing.router
+        assert router is not None
+        odd = "there is no pool a\x00b\ud800" + "x" * 100_000
+        router._warn("unknown_pool", cast("Reader", SimpleNamespace(label="jobs")), odd)
+        heartbeat = lane.homing.operations.heartbeat(["dispatch_jobs"], worked=[], serves=False)
+        await heartbeat.begin()
+        (worker,) = await lane.homing.fleet.workers()
+        (warning,) = worker.report.warnings
+        assert warning.detail.startswith("there is no pool a")
+        assert len(warning.detail) <= 500
+
+
+async def test_many_that_were_lost_hide_nobody_at_work(lane: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.workers.fleet._MOST_SHOWN", 3)
+    for name in ("ann:1", "ann:2", "ann:3", "zoe:1"):
+        await beat(lane, msgspec.structs.replace(ANN, name=name))
+    for name in ("ann:1", "ann:2", "ann:3"):
+        await silence(lane, 60, name)
+    assert (await states(lane))["zoe:1"] == "running"
+    assert not (await lane.homing.fleet.crew("mail_outbox")).is_idle
 
 
 def test_a_stage_is_paused_with_its_lane_and_a_lane_not_with_its_stage() -> None:

@@ -35,10 +35,13 @@ _DESCRIPTIONS = {
     400: "Something is wrong with the request; the message says what, and how to mend it",
     401: "A key is needed, and none that counts was given",
     403: "The key lacks the scope that the message names",
+    404: "There is none with this id",
+    409: "It is in a state in which that cannot be done",
 }
 
 
-def _errors(*statuses: int) -> dict[int, ResponseSpec]:
+def errors(*statuses: int) -> dict[int, ResponseSpec]:
+    """What a route of the desk answers besides what was asked for, for the OpenAPI document."""
     return {
         status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
         for status in statuses
@@ -86,7 +89,7 @@ class AccessApi(Controller):
         "/access/me",
         summary="Who asks, and what they may do",
         opt={"scope": "known"},
-        responses=_errors(401, 403),
+        responses=errors(401, 403),
     )
     async def me(self, request: Request[Any, Any, Any]) -> Me:
         who: Principal = request.user
@@ -96,7 +99,7 @@ class AccessApi(Controller):
         "/audit",
         summary="What was done, newest first",
         opt={"scope": "ops"},
-        responses=_errors(400, 401, 403),
+        responses=errors(400, 401, 403),
     )
     async def audit(
         self,

@@ -26,7 +26,8 @@ _ID_LENGTH = 10
 _SECRET_BYTES = 32
 #: As many as 32 bytes and 4 bytes take in base 62.
 _SECRET_LENGTH, _CHECK_LENGTH = 43, 6
-_KEY = re.compile(rf"hom_([0-9a-z]{{{_ID_LENGTH}}})_([0-9A-Za-z]{{{_SECRET_LENGTH}}})_([0-9A-Za-z]{{6}})")
+_ID = re.compile(rf"[0-9a-z]{{{_ID_LENGTH}}}")
+_KEY = re.compile(rf"hom_({_ID.pattern})_([0-9A-Za-z]{{{_SECRET_LENGTH}}})_([0-9A-Za-z]{{6}})")
 #: A key is used for one thing only: this one is made of the key that seals credentials.
 _LABEL = b"homing api key hash v1"
 
@@ -54,6 +55,11 @@ def id_of(text: str) -> str | None:
     if match is None or _check(text.rpartition("_")[0]) != match[3]:
         return None
     return match[1]
+
+
+def is_id(text: str) -> bool:
+    """Whether a key may have it: a question to the database is only asked for what can be."""
+    return _ID.fullmatch(text) is not None
 
 
 def _check(body: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.access.audit import AuditLog, Entry, as_text
-from homing.access.key_text import KeyHashes, id_of, make_key
+from homing.access.key_text import KeyHashes, id_of, is_id, make_key
 from homing.access.memory import SEEN_GAP, LastSeen, Remembered
 from homing.access.principal import Principal
 from homing.access.scopes import chosen_scopes, with_included
@@ -141,7 +141,7 @@ class ApiKeys:
 
     async def revoke(self, id: str, *, by: str) -> Row:
         """Every process refuses it within seconds."""
-        known = await self._run("load_keys", ids=_encode([id]).decode())
+        known = await self._run("load_keys", ids=_encode([id]).decode()) if is_id(id) else ()
         if not known:
             raise NotFound(f"there is no key {id}; `homing keys list` shows those there are")
         if known[0]["state"] == "revoked":

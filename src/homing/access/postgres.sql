@@ -218,27 +218,3 @@ WITH RECURSIVE step(action) AS (
     FROM step WHERE step.action IS NOT NULL
 )
 SELECT action FROM step WHERE action IS NOT NULL LIMIT :most
-
--- ── retention ───────────────────────────────────────────────────────────────────────────────────
-
--- fragment: prunable
-homing_audit AS a JOIN json_to_recordset(:ages::text::json) AS g (state text, seconds float8) ON g.state = a.outcome
-WHERE a.at < now() - make_interval(secs => g.seconds)
-
--- name: prune_window
-SELECT max(id) AS last, min(at) < now() - make_interval(secs => :youngest) AS old
-FROM (SELECT id, at FROM homing_audit WHERE id > :after ORDER BY id LIMIT :window) AS ahead
-
--- name: prune_survey
-SELECT a.outcome AS state, count(*) AS count, min(a.at) AS oldest
-FROM {prunable} AND a.id > :after AND a.id <= :until
-GROUP BY 1
-
--- name: prune_candidates
-SELECT a.id AS id FROM {prunable} AND a.id > :after AND a.id <= :until ORDER BY a.id LIMIT :limit
-
--- name: prune
-DELETE FROM homing_audit
-WHERE id IN (SELECT a.id FROM {prunable}
-               AND a.id = ANY (ARRAY(SELECT json_array_elements_text(:ids::text::json)::bigint)))
-RETURNING outcome AS state

@@ -6,7 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from homing.access.scopes import EVERYTHING, KNOWN
+from homing.access.scopes import EVERYTHING, KNOWN, ROLES
+from homing.errors import Forbidden
 
 Kind = Literal["key", "user", "loopback"]
 
@@ -29,6 +30,14 @@ class Principal(Struct, frozen=True):
 
     def may(self, scope: str) -> bool:
         return scope == KNOWN or scope in self.scopes
+
+    def require(self, scope: str) -> None:
+        """Raise unless they may. A person is also told the name of a role, which is what an admin gives."""
+        if self.may(scope):
+            return
+        roles = [role for role, scopes in ROLES.items() if scope in scopes]
+        has_it = f"; the role {roles[0]} has it" if self.kind == "user" and roles else ""
+        raise Forbidden(f"this needs the scope {scope}, which {self.who} does not have{has_it}")
 
     def __repr__(self) -> str:
         return f"<Principal {self.who}>"

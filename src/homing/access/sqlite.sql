@@ -220,27 +220,3 @@ WITH RECURSIVE step(action) AS (
     FROM step WHERE step.action IS NOT NULL
 )
 SELECT action FROM step WHERE action IS NOT NULL LIMIT :most
-
--- ── retention ───────────────────────────────────────────────────────────────────────────────────
-
--- fragment: prunable
-homing_audit AS a JOIN json_each(:ages) AS g ON json_extract(g.value, '$.state') = a.outcome
-WHERE a.at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', json_extract(g.value, '$.seconds')))
-
--- name: prune_window
-SELECT max(id) AS last,
-    min(at) < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', :youngest)) AS old
-FROM (SELECT id, at FROM homing_audit WHERE id > :after ORDER BY id LIMIT :window)
-
--- name: prune_survey
-SELECT a.outcome AS state, count(*) AS count, min(a.at) AS oldest
-FROM {prunable} AND a.id > :after AND a.id <= :until
-GROUP BY 1
-
--- name: prune_candidates
-SELECT a.id AS id FROM {prunable} AND a.id > :after AND a.id <= :until ORDER BY a.id LIMIT :limit
-
--- name: prune
-DELETE FROM homing_audit
-WHERE id IN (SELECT a.id FROM {prunable} AND a.id IN (SELECT value FROM json_each(:ids)))
-RETURNING outcome AS state

@@ -41,6 +41,9 @@ class Users:
         return rows[0]
 
     async def find(self, name: str) -> Row | None:
+        """None of a name that nobody has, or could have: PostgreSQL has no word for some of them."""
+        if not _NAME.fullmatch(name):
+            return None
         rows = await self._database.fetch(self._queries["load_user"], {"name": name})
         return rows[0] if rows else None
 

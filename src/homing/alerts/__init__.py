@@ -9,6 +9,6 @@ post.py    a told alert becomes a mail and a webhook
 watch.py   the loop; of all processes, one looks
 desk.py    what people ask: recent alerts, silence, a test
 
-Never a loop: nothing about an alert message is an alert. Its death is not noted (by the lanes' triggers), its
+Never a loop: nothing about an alert message is an alert. Its death is not noted (by its lane), its
 target has no rule, and the backlog is counted without it. `docs/alerts.md` tells it for operators.
 """

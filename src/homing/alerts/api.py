@@ -6,41 +6,16 @@ from typing import Annotated, Any
 
 from litestar import Controller, Request, get, post
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
 
+from homing.access.api import errors
 from homing.alerts.desk import Alerts, AlertView, CauseView
 from homing.db import iso
 from homing.errors import InvalidRequest, NotFound
 
 _MOST_LISTED = 200
 _LARGEST_ID = 2**63 - 1
-
-
-class AlertProblem(Struct, frozen=True):
-    code: str
-    message: str
-    details: dict[str, Any]
-
-
-class AlertErrorReply(Struct, frozen=True):
-    error: AlertProblem
-
-
-_DESCRIPTIONS = {
-    400: "Something is wrong with the request; the message says what, and how to mend it",
-    401: "A key is needed, and none that counts was given",
-    403: "The key lacks the scope that the message names",
-    404: "There is no such alert",
-}
-
-
-def _errors(*statuses: int) -> dict[int, ResponseSpec]:
-    return {
-        status: ResponseSpec(AlertErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
-        for status in statuses
-    }
 
 
 class AlertItem(Struct, frozen=True, rename="camel"):
@@ -87,7 +62,7 @@ class AlertsApi(Controller):
     @get(
         summary="What is wrong, and what people were told of",
         opt={"scope": "ops"},
-        responses=_errors(400, 401, 403),
+        responses=errors(400, 401, 403),
     )
     async def list_alerts(self, alerts: NamedDependency[Alerts], limit: FromQuery[int] = 50) -> AlertPage:
         if not 1 <= limit <= _MOST_LISTED:
@@ -100,7 +75,7 @@ class AlertsApi(Controller):
         summary="Tell nobody of an alert's cause for a while",
         status_code=200,
         opt={"scope": "alerts:operate", "audit_body": ("seconds",), "audit_reply": ("cause",)},
-        responses=_errors(400, 401, 403, 404),
+        responses=errors(400, 401, 403, 404),
     )
     async def silence(
         self,

@@ -12,15 +12,16 @@ import msgspec
 from msgspec.structs import replace
 
 from homing.alerts.store import AlertStore, Deaths
-from homing.db import Database, load_queries
+from homing.db import Database, Dialect, Queries, load_queries
 from homing.engine.likeness import code_like
 from homing.errors import Refused
 from homing.senders.addresses import CONTROL
 
 #: So many are counted in one step, and so many steps are made in one round.
 _BATCH, _STEPS = 5000, 20
-#: Of a lane that notes no deaths, so many of the newest dead are looked at.
+#: Of a lane that notes no deaths, so many of the newest dead are looked at, each known by its id and this.
 _NEWEST = 1000
+_TRIED = "@"
 UNCLASSIFIED = "unclassified"
 #: Of a lane so many words are told apart, whatever other programs write; all others go by one.
 _MOST_WORDS = 50
@@ -34,13 +35,18 @@ class Feed(Protocol):
 
 
 class NotedDeaths:
-    """Of a lane whose table notes who dies (`NNNN_deaths.sql`): marked there, counted here, deleted there."""
+    """Of a lane that notes who dies in a table of its own: marked there, counted here, deleted there."""
 
     def __init__(
-        self, lane: str, database: Database, store: AlertStore, name_of: Callable[[int], str]
+        self,
+        lane: str,
+        table: str,
+        database: Database,
+        store: AlertStore,
+        name_of: Callable[[int], str],
     ) -> None:
         self._lane, self._database, self._store, self._name_of = lane, database, store, name_of
-        self._queries = load_queries(f"homing.lanes.{lane}", database.dialect, "alerts")
+        self._queries = _noted_in(table, lane, database.dialect)
 
     async def take_up(self) -> None:
         for _ in range(_STEPS):
@@ -69,6 +75,14 @@ class NotedDeaths:
         return deaths_of(self._lane, row["error"], row["count"], self._name_of(row["example"]))
 
 
+def _noted_in(table: str, lane: str, dialect: Dialect) -> Queries:
+    if dialect == "mongodb":
+        # There is no such table: jobs note it in their own documents.
+        return load_queries(f"homing.lanes.{lane}", dialect)
+    queries = load_queries(__package__ or "", dialect, "deaths")
+    return {name: replace(one, sql=one.sql.replace("DEATHS", table)) for name, one in queries.items()}
+
+
 class FoundDeaths:
     """Of a lane whose table is another program's: the newest dead, but those that were there before."""
 
@@ -79,14 +93,16 @@ class FoundDeaths:
     async def take_up(self) -> None:
         rows = await self._database.fetch(self._query, {"limit": _NEWEST})
         # One that was requeued and died again was tried at another time.
-        found = {f"{row['id']}@{row['last_attempt_at']}": row for row in rows}
+        found = {f"{row['id']}{_TRIED}{row['last_attempt_at']}": row for row in rows}
         known = await self._store.seen(self._lane)
         if known is None:
             # What lay there before anybody looked is no news.
             await self._store.note_seen(self._lane, 0, list(found), [])
             return
-        fresh = [row for key, row in found.items() if key not in known.keys]
-        if fresh or len(found) != len(known.keys):
+        if found.keys() != known.keys:
+            # With more dead than are looked at, older ones move up when those before them go: no news either.
+            first = min(map(_id_in, known.keys)) if len(known.keys) >= _NEWEST else 0
+            fresh = [row for key, row in found.items() if key not in known.keys and row["id"] >= first]
             await self._note(known.revision, list(found), self._deaths(fresh))
 
     async def _note(self, revision: int, keys: Sequence[str], deaths: Sequence[Deaths]) -> None:
@@ -104,6 +120,10 @@ class FoundDeaths:
             deaths_of(self._lane, code, count, f"notification_{newest[code]}")
             for code, count in Counter(codes.values()).items()
         ]
+
+
+def _id_in(key: str) -> int:
+    return int(key.partition(_TRIED)[0])
 
 
 def deaths_of(lane: str, error: str | None, count: int, example: str) -> Deaths:

@@ -13,7 +13,8 @@ from homing.alerts.rules import Event, Kind, State
 from homing.alerts.store import AlertStore, cause_of, told_of
 from homing.alerts.words import words_of
 from homing.db import Row, instant
-from homing.errors import InvalidRequest
+from homing.errors import DatabaseError, InvalidRequest
+from homing.senders.addresses import CONTROL
 
 _KINDS: tuple[Kind, ...] = ("dead", "target", "backlog", "idle", "worker")
 _LONGEST_SILENCE = 365 * 86400.0
@@ -101,14 +102,14 @@ class Alerts:
         id = await self._store.tell_test(self.ways.all)
         await self._post.hand_over()
         found = await self.get(id)
-        if found is None:
-            raise InvalidRequest("the test was deleted while it was sent")
+        if found is None or (found.mail_id is None and found.job_id is None):
+            raise DatabaseError("the test could not be handed over to its lanes; the log says why")
         return found
 
 
 def _kind_of(cause: str) -> Kind:
     name = cause.partition(":")[0]
-    if name not in _KINDS or len(cause) > _LONGEST_CAUSE or "\x00" in cause:
+    if name not in _KINDS or len(cause) > _LONGEST_CAUSE or CONTROL.search(cause):
         raise InvalidRequest(
             "cause: write it as `homing alerts list` shows it, such as dead:mail_outbox:invalid_recipient",
             "cause",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from homing.alerts.rules import LEVELS, Cause, Seen, Terms, enough
-from homing.db import Database, load_queries
+from homing.db import Database, iso, load_queries
+from homing.senders.addresses import CONTROL
+from homing.workers.fleet import Fleet
+
+#: For how many seconds the oldest message of a lane has been due.
+OldestDue = Callable[[], Awaitable[float]]
 
 #: A claim looks at as many targets at most.
 _MOST_HEADS = 100_000
@@ -19,6 +23,8 @@ _MOST_LOOKED_FOR = 20
 _LONGEST_ERROR = 200
 #: Seconds: a lane may be looked after by a command that is run every few minutes, and by no worker.
 _UNCLAIMED = 300.0
+#: Seconds; whoever was lost before is on no page any more.
+_LOST_IS_NEWS = 4 * 3600.0
 JOBS = "homing.lanes.dispatch_jobs"
 
 _encode = msgspec.json.Encoder().encode
@@ -36,7 +42,7 @@ class Eye(Protocol):
 class BacklogEye:
     """Whether the oldest message that is due has waited too long."""
 
-    def __init__(self, lane: str, oldest_due: Callable[[], Awaitable[float]], terms: Terms) -> None:
+    def __init__(self, lane: str, oldest_due: OldestDue, terms: Terms) -> None:
         self.covers = f"backlog:{lane}"
         self._lane, self._oldest_due, self._limit = lane, oldest_due, terms.backlog_age
 
@@ -76,45 +82,29 @@ class TargetEye:
             "target": row["target"],
             "failures": row["failures"],
             "threshold": self._terms.target_failures,
-            "error": (row["last_error"] or "")[:_LONGEST_ERROR],
+            # Its database may take what the one of alerts does not.
+            "error": CONTROL.sub(" ", row["last_error"] or "")[:_LONGEST_ERROR],
             "paused": bool(row["paused"]),
         }
         return Seen(f"{self.covers}{row['target']}", "target", row["failures"], facts)
 
 
-class Crew(Struct, frozen=True):
-    """Who works, as far as the register of workers knows."""
-
-    #: Lanes that somebody takes from now, and those that were paused by hand.
-    lanes: frozenset[str]
-    paused: frozenset[str]
-    #: Workers that fell silent without a word lately, and when they were last heard of.
-    lost: Mapping[str, str]
-
-
 class IdleEye:
-    """Whether nobody takes from a lane though something is due in it."""
+    """Whether nobody takes from a lane though something is due in it, and nobody has paused it by hand."""
 
-    covers = "idle:"
-
-    def __init__(
-        self,
-        oldest_due: Mapping[str, Callable[[], Awaitable[float]]],
-        crew: Callable[[], Awaitable[Crew]],
-        terms: Terms,
-    ) -> None:
-        self._oldest_due, self._crew = oldest_due, crew
+    def __init__(self, lane: str, oldest_due: OldestDue, fleet: Fleet, terms: Terms) -> None:
+        self.covers = f"idle:{lane}"
+        self._lane, self._oldest_due, self._fleet = lane, oldest_due, fleet
         self._limit = min(_UNCLAIMED, terms.backlog_age)
 
     async def look(self, _open_causes: Sequence[Cause]) -> Sequence[Seen]:
-        crew = await self._crew()
-        free = [lane for lane in self._oldest_due if lane not in crew.lanes | crew.paused]
-        ages = {lane: await self._oldest_due[lane]() for lane in free}
-        return [
-            Seen(f"{self.covers}{lane}", "idle", age, {"lane": lane, "age": round(age)})
-            for lane, age in ages.items()
-            if age > self._limit
-        ]
+        age = await self._oldest_due()
+        if age <= self._limit:
+            return []
+        crew = await self._fleet.crew(self._lane)
+        if crew.pause is not None or not crew.is_idle:
+            return []
+        return [Seen(self.covers, "idle", age, {"lane": self._lane, "age": round(age)})]
 
 
 class DeadEye:
@@ -139,18 +129,18 @@ class WorkerEye:
 
     covers = "worker:"
 
-    def __init__(self, crew: Callable[[], Awaitable[Crew]]) -> None:
-        self._crew = crew
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
 
     async def look(self, _open_causes: Sequence[Cause]) -> Sequence[Seen]:
-        lost = (await self._crew()).lost
         return [
-            Seen(f"{self.covers}{name}", "worker", 1.0, {"worker": name, "seenAt": at})
-            for name, at in lost.items()
+            Seen(f"{self.covers}{one.name}", "worker", 1.0, {"worker": one.name, "seenAt": iso(one.seen_at)})
+            for one in await self._fleet.workers()
+            if one.state == "lost" and one.silent_seconds < _LOST_IS_NEWS
         ]
 
 
-def mails_due(database: Database) -> Callable[[], Awaitable[float]]:
+def mails_due(database: Database) -> OldestDue:
     """The age of the oldest mail that is due; alerts are not counted."""
     query = load_queries("homing.lanes.mail_outbox", database.dialect, "alerts")["oldest_due"]
 
@@ -160,9 +150,9 @@ def mails_due(database: Database) -> Callable[[], Awaitable[float]]:
     return oldest
 
 
-def jobs_due(database: Database, alert_target: str) -> Callable[[], Awaitable[float]]:
+def jobs_due(database: Database, alert_target: str) -> OldestDue:
     """The age of the oldest job that could be sent now; alerts are not counted."""
-    query = load_queries(JOBS, database.dialect, "alerts")["oldest_due"]
+    query = load_queries(JOBS, database.dialect, "alerts")["oldest_claimable"]
 
     async def oldest() -> float:
         return _age(await database.fetch(query, {"alert_target": alert_target, "most": _MOST_HEADS}))

@@ -28,8 +28,9 @@ from homing.lanes.mail_outbox.outbox import MailOutbox, new_token
 from homing.senders.templates import Rendered, Templates
 from homing.telemetry import Telemetry
 
-#: The id of the message that an alert became; None where it could not become one; or its key is another's.
-Became = int | Literal["taken"] | None
+#: The id of the message that an alert became; None where it cannot become one; its key is another's; or the
+#: database of that way is away, and it becomes one later.
+Became = int | Literal["taken", "later"] | None
 
 TEMPLATE: Final = "alert"
 PACKAGED_TEMPLATES = Path(__file__).with_name("templates")
@@ -95,10 +96,13 @@ class Post:
         self._templates, self._base_url = templates, base_url
         #: For when the operator's own template cannot be rendered: an alert is no place to fail.
         self._packaged = Templates(PACKAGED_TEMPLATES)
+        #: Ways whose database did not answer in this round: it is not asked again for every alert.
+        self._away: set[Way] = set()
 
-    async def hand_over(self) -> int:
-        """Everything that was told and is not yet on its way; how many went."""
+    async def hand_over(self) -> None:
+        """Everything that was told and is not yet on its way."""
         waiting = await self._store.waiting()
+        self._away.clear()
         for one in waiting:
             try:
                 await self._hand_over(one)
@@ -106,7 +110,6 @@ class Post:
                 raise
             except Exception as bug:  # noqa: BLE001 - one that cannot be written must not hold up the others
                 self._telemetry.crashed("alert.crashed", bug)
-        return len(waiting)
 
     async def _hand_over(self, one: Waiting) -> None:
         alert = one.alert
@@ -115,6 +118,9 @@ class Post:
             # It did not go by a way that it was to go: by the others, then.
             placed |= await self._place(one, [way for way in self.ways.all if way not in placed])
         went = {way: became for way, became in placed.items() if isinstance(became, int)}
+        if "later" in placed.values():
+            # What went is known again by its key.
+            return
         if not went and "taken" in placed.values():
             await self._store.renew_token(alert.id)
             return
@@ -129,12 +135,18 @@ class Post:
         return {way: await self._become(way, one, words) for way in ways}
 
     async def _become(self, way: Way, one: Waiting, words: Words) -> Became:
+        if way in self._away:
+            return "later"
         try:
             return await (self._mail(one, words) if way == "mail" else self._webhook(one, words))
         except Refused as error:
             # To try it again would change nothing: it is on the page, and goes by the other way.
             self._telemetry.log.warning("alert.refused", id=one.alert.id, way=way, error=str(error))
             return None
+        except DatabaseError as error:
+            self._away.add(way)
+            self._telemetry.log.warning("alert.failed", way=way, error=str(error))
+            return "later"
 
     def _known_again(self, one: Waiting, way: Way, row: Row | None) -> Became:
         """After a crash our message is there already; but another may have been there first."""

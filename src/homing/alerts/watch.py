@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from homing.alerts.deaths import Feed
 from homing.alerts.eyes import Eye
@@ -121,7 +122,9 @@ class Watch:
                 verdict = proposed.without_alert()
                 held_back += 1
             if verdict.cause != before:
-                await self.store.tell(verdict.cause, verdict.event, self.post.ways.of(verdict.cause, idle))
+                ways = self.post.ways.of(verdict.cause, idle)
+                # One that cannot be written must not hold up the others.
+                await self._guarded(partial(self.store.tell, verdict.cause, verdict.event, ways))
             room -= verdict.event is not None
         if held_back:
             self._telemetry.log.warning("alert.held_back", count=held_back, room=self.terms.most_per_hour)

@@ -155,9 +155,15 @@ def _many(facts: Mapping[str, Any]) -> str:
 
 def place_of(target: str) -> str:
     """Host and port of a target, without its scheme's own port and the number of its credentials."""
-    parts = urlsplit(target.partition("#")[0])
+    url = target.partition("#")[0]
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # Another program may have written an address that is none.
+        return url.partition("://")[2] or url
     usual = {"https": 443, "http": 80}.get(parts.scheme)
-    return (parts.hostname or target) if parts.port in {None, usual} else parts.netloc
+    return (parts.hostname or url) if port in {None, usual} else parts.netloc
 
 
 def span(seconds: float) -> str:

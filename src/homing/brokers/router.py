@@ -29,6 +29,7 @@ from homing.brokers.router_config import (
 )
 from homing.brokers.router_pool import Delivery, Done, Later, Pool
 from homing.brokers.router_reader import BATCH, Reader
+from homing.db.plain import plain
 from homing.errors import DatabaseError
 from homing.telemetry import Telemetry
 
@@ -46,6 +47,7 @@ _LONGEST_DELAY = 11 * 3600.0
 #: A queue's messages may come back for days; who ends them is the database.
 _DELIVERY_LIMIT = 1000
 _MOST_WARNINGS = 200
+_LONGEST_WARNING = 500
 #: Seconds that a stop waits for what was called off.
 _LAST_CALLS = 2.0
 
@@ -371,8 +373,10 @@ class Router:
         self._telemetry.routed(pool if pool in self._pools else "", outcome)
 
     def _warn(self, kind: WarningKind, reader: Reader, detail: str) -> None:
-        self.warnings.append(RouterWarning(self._clock(), kind, reader.label, detail))
-        self._telemetry.log.warning("router.warned", kind=kind, queue=reader.label, detail=detail)
+        # Parts of it are words of a message, or of another server: they go into a database, and onto a page.
+        told = plain(detail, _LONGEST_WARNING)
+        self.warnings.append(RouterWarning(self._clock(), kind, reader.label, told))
+        self._telemetry.log.warning("router.warned", kind=kind, queue=reader.label, detail=told)
 
 
 def _said(delivery: Delivery, answer: Mediated) -> str:

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 
 from homing.cli.operator import seconds_in, typist
-from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Json,
+    ListedByName,
+    print_json,
+    print_table,
+    run_async,
+    settings_from,
+)
 from homing.cli.tables import Column, listing
 
 if TYPE_CHECKING:
@@ -23,20 +31,11 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(help="Alerts to people: dead letters, targets, backlogs.")
-    group.callback(invoke_without_command=True)(alerts)
+    group = typer.Typer(cls=ListedByName, help="Alerts to people: dead letters, targets, backlogs.")
     group.command(name="list")(list_alerts)
     group.command(name="test")(send_test)
     group.command()(silence)
     app.add_typer(group, name="alerts")
-
-
-def alerts(
-    context: typer.Context, json: Json = False, database_url: DatabaseUrl = None, config: Config = None
-) -> None:
-    """Alerts to people: dead letters, targets, backlogs."""
-    if context.invoked_subcommand is None:
-        list_alerts(json=json, database_url=database_url, config=config)
 
 
 class _Seen(Struct, frozen=True):
@@ -131,9 +130,9 @@ def silence(
     if json:
         print_json(done)
     elif done.silenced_until is None:
-        print_table(f"no longer silenced: {escape(done.cause)}")
+        print_table(f"no longer silenced: {done.cause}")
     else:
-        print_table(f"silenced until {_time(done.silenced_until)}: {escape(done.cause)}")
+        print_table(f"silenced until {_time(done.silenced_until)}: {done.cause}")
 
 
 async def _silence(settings: Settings, cause: str, seconds: int) -> CauseView:

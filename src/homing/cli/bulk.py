@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -38,50 +38,33 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def add_to(app: typer.Typer) -> None:
     bulk = typer.Typer(no_args_is_help=True, help="Act on all messages that a query line means.")
     app.add_typer(bulk, name="bulk")
-    bulk.command()(requeue)
-    bulk.command()(cancel)
-    bulk.command(name="send-now")(send_now)
+    for verb, does in _VERBS.items():
+        bulk.command(name=verb.replace("_", "-"), help=does)(_command(verb))
     bulk.command(name="list")(list_runs)
     bulk.command()(stop)
 
 
-def requeue(
-    query: Query,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    database_url: DatabaseUrl = None,
-    config: Config = None,
-) -> None:
-    """Deliver ended messages again, with all attempts."""
-    settings = settings_from(config, database_url=database_url)
-    _act(settings, "requeue", " ".join(query), dry_run=dry_run, yes=yes, json=json)
+_VERBS: Mapping[Verb, str] = {
+    "requeue": "Deliver ended messages again, with all attempts.",
+    "cancel": "End messages that wait.",
+    "send_now": "Make messages due that wait. A pause, a limit, an order, somebody's hours hold them back as "
+    "before.",
+}
 
 
-def cancel(
-    query: Query,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    database_url: DatabaseUrl = None,
-    config: Config = None,
-) -> None:
-    """End messages that wait."""
-    settings = settings_from(config, database_url=database_url)
-    _act(settings, "cancel", " ".join(query), dry_run=dry_run, yes=yes, json=json)
+def _command(verb: Verb) -> Callable[..., None]:
+    def act(
+        query: Query,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        json: Json = False,
+        database_url: DatabaseUrl = None,
+        config: Config = None,
+    ) -> None:
+        settings = settings_from(config, database_url=database_url)
+        _act(settings, verb, " ".join(query), dry_run=dry_run, yes=yes, json=json)
 
-
-def send_now(
-    query: Query,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    database_url: DatabaseUrl = None,
-    config: Config = None,
-) -> None:
-    """Make messages due that wait. A pause, a limit, an order, somebody's hours hold them back as before."""
-    settings = settings_from(config, database_url=database_url)
-    _act(settings, "send_now", " ".join(query), dry_run=dry_run, yes=yes, json=json)
+    return act
 
 
 def _act(settings: Settings, verb: Verb, query: str, *, dry_run: bool, yes: bool, json: bool) -> None:
@@ -163,11 +146,14 @@ def list_runs(
     if json:
         print_json([_shown(run) for run in runs])
         return
-    print_table(listing(_COLUMNS, [_cells(run) for run in runs]))
+    print_table(listing(_COLUMNS, [_cells(run) for run in runs]) if runs else "no bulk runs")
 
 
 def stop(
-    id: Annotated[int, typer.Argument(min=1, metavar="ID", help="Of a run, as `homing bulk list` has it.")],
+    id: Annotated[
+        int,
+        typer.Argument(min=1, max=2**63 - 1, metavar="ID", help="Of a run, as `homing bulk list` has it."),
+    ],
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,

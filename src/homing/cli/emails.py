@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from homing.cli.history import Tried, history_of, history_table
 from homing.cli.jobs import JobFlags, Verb
 from homing.cli.mails import verdicts_table
 from homing.cli.options import print_json, print_table, run_async
@@ -85,26 +86,29 @@ def _listing(emails: Sequence[EmailSummary]) -> Table:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    email = run_async(_look(settings, id))
-    if json:
-        print_json(email)
-        return
+    email, history = run_async(_look(settings, id))
     values: dict[str, Any] = msgspec.to_builtins(email)
+    if json:
+        print_json({**values, "history": history})
+        return
     verdicts = values.pop("recipients")
     print_table(fields(values))
     if verdicts:
         print_table(verdicts_table(verdicts))
+    if history:
+        print_table(history_table(history))
 
 
-async def _look(settings: Settings, id: str) -> EmailView:
+async def _look(settings: Settings, id: str) -> tuple[EmailView, list[Tried]]:
     from homing.app import opened
     from homing.lanes.email_log.view import email_number, shown
 
     async with opened(settings) as homing:
-        row = await homing.emails.get(email_number(id))
+        number = email_number(id)
+        row = await homing.emails.get(number)
         if row is None:
             raise NotFound(f"there is no email {id}; `homing list --lane email_log` shows those there are")
-        return shown(row)
+        return shown(row), await history_of(homing, f"email_{number}")
 
 
 # ── requeue ──────────────────────────────────────────────────────────────────────────────────────

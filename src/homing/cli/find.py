@@ -41,6 +41,9 @@ def find(
     else:
         print_table(_listing(page) if page.items else "nothing is found")
         _tell(page)
+    if page.notes:
+        # A lane could not be asked: that nothing was found there says nothing.
+        raise typer.Exit(1)
 
 
 async def _find(settings: Settings, line: str, limit: int, cursor: str | None) -> MessagePage:
@@ -85,7 +88,7 @@ def _listing(page: MessagePage) -> Table:
 
 def _tell(page: MessagePage) -> None:
     for note in page.notes:
-        _err.print(note, style="yellow")
+        _err.print(note, style="yellow", markup=False)
     if page.looked_at is not None:
         _err.print(f"no index serves this: {page.looked_at:,} messages were looked through", style="dim")
     if page.next is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -13,6 +12,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from homing.cli.operator import moment_since
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -52,8 +52,6 @@ FROM_STATES: Mapping[Verb, tuple[str, ...]] = {
     "requeue": ("ERROR", "CANCELLED"),
     "cancel": ("PENDING", "FAILED"),
 }
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION = re.compile(r"(\d{1,6})([smhdw])")
 #: Over HTTP there is a smaller limit, because somebody waits for the answer.
 _MOST = 1_000_000
 _SHOWN_PAYLOAD = 2000
@@ -90,7 +88,7 @@ def filter_of(flags: JobFlags, status: str | None, now: datetime) -> Filter:
         "groupId": flags.group,
         "externalId": flags.external_id,
         "errorClass": flags.error_class,
-        "createdAfter": since(flags.since, now).isoformat() if flags.since else None,
+        "createdAfter": moment_since(flags.since, now).isoformat() if flags.since else None,
     }
     pairs = [(name, value) for name, value in given.items() if value is not None]
     return Parameters([*pairs, *map(_pair, flags.metadata)], NAMES, metadata=True).filter()
@@ -101,19 +99,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign:
         raise InvalidRequest(f"--metadata is written KEY=VALUE, and {text[:40]!r} is not")
     return f"metadata.{key}", value
-
-
-def since(text: str, now: datetime) -> datetime:
-    from homing.lanes.dispatch_jobs.filters import moment_of
-
-    if found := _DURATION.fullmatch(text):
-        return now - timedelta(seconds=int(found[1]) * _UNITS[found[2]])
-    try:
-        return moment_of("--since", text)
-    except InvalidRequest:
-        raise InvalidRequest(
-            f"--since {text[:40]!r} is no time: write 90s, 15m, 2h, 3d, 1w, or 2026-01-31T12:00:00Z"
-        ) from None
 
 
 # ── list ─────────────────────────────────────────────────────────────────────────────────────────
@@ -236,6 +221,7 @@ _ATTEMPT_COLUMNS = (
     Column("ms", right=True, rank=1),
     Column("error"),
     Column("answer", rank=2),
+    Column("worker", rank=4),
 )
 
 
@@ -253,6 +239,7 @@ def _attempt(one: Attempt) -> tuple[str, ...]:
         str(one.duration_millis if one.duration_millis is not None else ""),
         f"{one.error_message or one.error_class or ''}{doubt}",
         (one.response_body or "")[:_SHOWN_BODY],
+        one.worker or "",
     )
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from homing.cli.operator import opened_access, seconds_in, typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
@@ -88,7 +87,7 @@ def list_keys(json: Json = False, database_url: DatabaseUrl = None, config: Conf
     cells = [
         (
             row["id"],
-            escape(row["name"]),
+            row["name"],
             row["state"],
             ", ".join(row["scopes"]),
             row["expiresAt"] or "never",
@@ -124,7 +123,7 @@ def revoke(id: KeyId, json: Json = False, database_url: DatabaseUrl = None, conf
     if json:
         print_json(row)
     else:
-        print_table(f"revoked: {row['id']} ({escape(row['name'])})")
+        print_table(f"revoked: {row['id']} ({row['name']})")
 
 
 async def _revoke(settings: Settings, id: str) -> dict[str, Any]:

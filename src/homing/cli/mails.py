@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from homing.cli.history import Tried, history_of, history_table
 from homing.cli.jobs import JobFlags, Verb
 from homing.cli.options import (
     Config,
@@ -95,25 +96,28 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    mail = run_async(_look(settings, id))
+    mail, history = run_async(_look(settings, id))
     if json:
-        print_json(mail)
+        print_json({**mail, "history": history})
         return
     verdicts = mail.pop("recipients")
     print_table(fields(mail))
     if verdicts:
         print_table(verdicts_table(verdicts))
+    if history:
+        print_table(history_table(history))
 
 
-async def _look(settings: Settings, id: str) -> dict[str, Any]:
+async def _look(settings: Settings, id: str) -> tuple[dict[str, Any], list[Tried]]:
     from homing.app import opened
     from homing.lanes.mail_outbox.view import row_number, shown
 
     async with opened(settings) as homing:
-        row = await homing.outbox.get(row_number(id))
+        number = row_number(id)
+        row = await homing.outbox.get(number)
         if row is None:
             raise NotFound(f"there is no mail {id}; `homing list` shows those there are")
-        return shown(row)
+        return shown(row), await history_of(homing, f"outbox_{number}")
 
 
 _VERDICT_COLUMNS = (

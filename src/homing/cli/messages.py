@@ -129,6 +129,7 @@ def status(
     if json:
         print_json(_status_json(found))
         return
+    workers.print_pauses(found.pauses)
     for name, snapshot in found.lanes.items():
         columns = [Column(state, right=True) for state in [*snapshot.counts, "oldest due"]]
         figures = [*(f"{count:,}" for count in snapshot.counts.values()), f"{snapshot.oldest_due:.1f} s"]
@@ -137,7 +138,6 @@ def status(
         print_table(jobs.targets_table(found.targets))
     for title, rows in found.questions.items():
         print_table(notifications.answer(title, rows))
-    workers.print_pauses(found.pauses)
 
 
 async def _status(settings: Settings, lane: LaneName | None, *, recount: bool) -> _Status:

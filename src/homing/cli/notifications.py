@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from homing.cli.history import Tried, history_of, history_table
 from homing.cli.jobs import JobFlags, Verb
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
@@ -90,15 +91,17 @@ def _section(one: NotificationSummary) -> str:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    found = run_async(_look(settings, id))
-    if json:
-        print_json(found)
-        return
+    found, history = run_async(_look(settings, id))
     values: dict[str, Any] = msgspec.to_builtins(found)
+    if json:
+        print_json({**values, "history": history})
+        return
     print_table(fields(values))
+    if history:
+        print_table(history_table(history))
 
 
-async def _look(settings: Settings, id: str) -> NotificationView:
+async def _look(settings: Settings, id: str) -> tuple[NotificationView, list[Tried]]:
     from homing.app import opened
     from homing.lanes.open_events.view import shown
 
@@ -108,7 +111,7 @@ async def _look(settings: Settings, id: str) -> NotificationView:
             raise NotFound(
                 f"there is no notification {id}; `homing list --lane open_events` shows those there are"
             )
-        return shown(row)
+        return shown(row), await history_of(homing, f"notification_{number(id)}")
 
 
 # ── the runbook's questions ──────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""What commands about access share: the desk, opened on the database, and who types."""
+"""What commands of operators share: who types, how long and since when, and the desk of access."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from homing.errors import InvalidRequest
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from homing.access.desk import Access
     from homing.settings import Settings
 
-_SPAN = re.compile(r"(\d{1,6})([mhdw])")
-_SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SPAN = re.compile(r"(\d{1,6})([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @asynccontextmanager
@@ -49,5 +50,25 @@ def typist() -> str:
 def seconds_in(text: str, flag: str) -> int:
     match = _SPAN.fullmatch(text)
     if match is None:
-        raise InvalidRequest(f"{flag} {text!r} is no span of time; write 90d, or m, h and w", flag)
+        raise InvalidRequest(f"{flag} {text!r} is no span of time; write 90d, or s, m, h and w", flag)
     return int(match[1]) * _SECONDS[match[2]]
+
+
+def moment_since(text: str, now: datetime) -> datetime:
+    """So long ago, or at a time with its zone."""
+    moment = _moment(text, now)
+    if moment is None or moment.tzinfo is None:
+        mend = "write 90s, 15m, 2h, 3d, 1w, or 2026-01-31T12:00:00Z, with its zone"
+        raise InvalidRequest(f"--since {text[:40]!r} is no time: {mend}", "since")
+    return moment
+
+
+def _moment(text: str, now: datetime) -> datetime | None:
+    try:
+        if _SPAN.fullmatch(text):
+            return now - timedelta(seconds=seconds_in(text, "--since"))
+        # In UTC, which an hour of the year 1 need not have.
+        moment = datetime.fromisoformat(text)
+        return moment if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

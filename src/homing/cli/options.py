@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Coroutine, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -13,6 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from homing.settings import Settings
@@ -40,6 +42,16 @@ Config = Annotated[
     typer.Option("--config", "-c", envvar="HOMING_CONFIG", help="Settings file in place of homing.toml."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class ListedByName(TyperGroup):
+    """`homing workers` is `homing workers list`. A flag before another command of the group is refused."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names_none = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        # A shell that completes the line wants to hear of all commands.
+        lists = names_none and not ctx.resilient_parsing
+        return super().parse_args(ctx, ["list", *args] if lists else args)
 
 
 def settings_from(config: Path | None = None, **flags: Any) -> Settings:
@@ -84,8 +96,10 @@ def print_table(table: Table | str) -> None:
     """For people; in a pipe nothing is left out."""
     console = Console(highlight=False, width=output_width())
     if sys.stdout.isatty() or isinstance(table, str):
-        # A text goes out as it is, for the terminal to wrap; a table knows where its columns may be.
-        console.print(table, soft_wrap=isinstance(table, str))
+        # A text goes out as it is, brackets included, for the terminal to wrap; a table knows where its
+        # columns may be, and its cells are escaped.
+        is_text = isinstance(table, str)
+        console.print(table, soft_wrap=is_text, markup=not is_text)
         return
     with console.capture() as written:
         console.print(table)
@@ -99,4 +113,19 @@ def output_width() -> int:
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode() + "\n")
+    plain = _with_our_times(msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=str))
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(plain)).decode() + "\n")
+
+
+def _with_our_times(value: Any) -> Any:
+    """As in all our JSON: UTC, to the millisecond."""
+    from homing.db import iso
+
+    match value:
+        case datetime():
+            return iso(value)
+        case dict():
+            return {name: _with_our_times(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_with_our_times(one) for one in value]
+    return value

@@ -55,7 +55,7 @@ def prune(
     database_url: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Delete messages that ended long ago, with all that is theirs.
+    """Delete messages that ended long ago, with all that is theirs; and bulk runs and alerts that are over.
 
     Only what has ended, and never before 24 hours. In small batches, beside workers that go on; it may be
     stopped and begun again. The audit log is left alone, unless it is named: by --lane audit, or in

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from homing.cli.options import (
     Config,
@@ -33,8 +34,8 @@ Lanes = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[LANE]…",
-        help="mail_outbox, dispatch_jobs, email_log (or one of its stages, email_log:schedule and "
-        "email_log:send); all when none is named.",
+        help="mail_outbox, dispatch_jobs, open_events, email_log (or one of its stages, email_log:schedule "
+        "and email_log:send); all when none is named.",
     ),
 ]
 
@@ -95,7 +96,7 @@ def work(
         count, trouble = run_async(_work_once(settings, chosen))
         _out.print(f"{count} claimed, until nothing was due; `homing status` tells how they ended")
         if trouble is not None:
-            _out.print(f"[red]but not all of it:[/] {trouble}")
+            _out.print(f"[red]but not all of it:[/] {escape(trouble)}")
             raise typer.Exit(1)
     else:
         run_async(_run(settings, api=False, work=chosen, migrates=False))
@@ -158,7 +159,7 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
             await homing.access.require_configured(settings.host)
         configured = await homing.access.is_configured()
         for warning in warnings_for(settings, LANES if api else work):
-            _out.print(f"[yellow]warning:[/] {warning}")
+            _out.print(f"[yellow]warning:[/] {escape(warning)}")
         homing.health.examine = lambda: findings(settings)
         stop = Stop()
         stop.install()
@@ -184,7 +185,7 @@ def _tell_ready(
         _out.print(f"[bold]Homing[/] is working on {', '.join(lanes)}.")
     sender = ", ".join(redact(url) for url in settings.mail_url.split(","))
     words = [f"database {redact(settings.database_url)}", *_elsewhere(settings), f"mails go to {sender}"]
-    _out.print(" · ".join([*words, "stop with Ctrl-C (twice: now)"]), style="dim")
+    _out.print(" · ".join([*words, "stop with Ctrl-C (twice: now)"]), style="dim", markup=False)
 
 
 def _elsewhere(settings: Settings) -> list[str]:

@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing.cli.operator import typist
-from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Json,
+    ListedByName,
+    print_json,
+    print_table,
+    run_async,
+    settings_from,
+)
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest
 
@@ -38,21 +47,12 @@ class Found(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(help="The processes at work: look, pause, resume, release.")
-    group.callback(invoke_without_command=True)(workers)
+    group = typer.Typer(cls=ListedByName, help="The processes at work: look, pause, resume, release.")
     group.command(name="list")(list_workers)
     group.command()(pause)
     group.command()(resume)
     group.command()(release)
     app.add_typer(group, name="workers")
-
-
-def workers(
-    context: typer.Context, json: Json = False, database_url: DatabaseUrl = None, config: Config = None
-) -> None:
-    """The processes at work: look, pause, resume, release."""
-    if context.invoked_subcommand is None:
-        list_workers(json, database_url, config)
 
 
 def list_workers(json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
@@ -61,9 +61,10 @@ def list_workers(json: Json = False, database_url: DatabaseUrl = None, config: C
     if json:
         print_json(found)
         return
-    print_table(listing(_COLUMNS, [_cells(one, found.leases) for one in found.workers]) if found.workers
-                else "nobody is at work; start `homing up` or `homing work`")  # fmt: skip
     print_pauses(found.pauses)
+    cells = [_cells(one, found.leases) for one in found.workers]
+    nobody = "nobody is at work; start `homing up` or `homing work`"
+    print_table(listing(_COLUMNS, cells) if cells else nobody)
 
 
 async def _look(settings: Settings) -> Found:
@@ -93,7 +94,7 @@ def _cells(worker: WorkerView, leases: Sequence[Held]) -> tuple[str, ...]:
     reports = worker.report.lanes
     serves = ["(serves)"] if worker.serves else []
     return (
-        escape(worker.name),
+        worker.name,
         worker.state,
         ", ".join([*worker.lanes, *serves]),
         f"{sum(report.in_flight for report in reports):,}",
@@ -159,9 +160,9 @@ def _change(
     if json:
         print_json({"scope": scope, "name": what, "changed": changed})
     elif changed:
-        print_table(escape(f"{verb}d: {scope} {what}; every process follows within five seconds"))
+        print_table(f"{verb}d: {scope} {what}; every process follows within five seconds")
     else:
-        print_table(escape(f"{scope} {what} was {'paused already' if verb == 'pause' else 'not paused'}"))
+        print_table(f"{scope} {what} was {'paused already' if verb == 'pause' else 'not paused'}")
 
 
 async def _changed(settings: Settings, verb: Change, scope: Scope, name: str, reason: str | None) -> bool:
@@ -202,7 +203,7 @@ def release(
     elif released:
         print_table("due again: " + ", ".join(f"{count:,} of {lane}" for lane, count in released.items()))
     else:
-        print_table(escape(f"{name} holds nothing"))
+        print_table(f"{name} holds nothing")
 
 
 async def _release(settings: Settings, name: str) -> Mapping[str, int]:

@@ -8,13 +8,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from homing.db.lately import Lately
+from homing.db.lately import Lately, serves_for
 from homing.engine.model import Monotonic
 from homing.errors import DatabaseError
 from homing.telemetry import Telemetry
-
-#: Counting may take this share of the database's time, no more.
-_SHARE_FOR_COUNTING = 0.05
 
 
 class Snapshot(Struct, frozen=True):
@@ -44,7 +41,7 @@ class Backlog:
         self._lane = lane
         self._rows = rows
         self._telemetry = telemetry
-        self.look = Lately(self._count, lambda took: took / _SHARE_FOR_COUNTING, monotonic)
+        self.look = Lately(self._count, serves_for, monotonic)
 
     async def _count(self) -> Snapshot:
         return Snapshot(await self._rows.counts(), await self._rows.oldest_due())

@@ -143,6 +143,11 @@ def created(dialect: Dialect, column: str, since: datetime | None, until: dateti
     return found
 
 
+def written(value: object) -> str:
+    """A text as the database gave it. SQLite gives bytes, or a number, where another program wrote them."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
 def readable(value: object) -> datetime | None:
     """A time as the database gave it; None where another program wrote something that is none."""
     if not isinstance(value, datetime | str):

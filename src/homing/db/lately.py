@@ -17,8 +17,12 @@ Answer = TypeVar("Answer")
 #: Who looks again while an answer that takes more seconds than this is made gets the last one.
 _LONGEST_WAIT = 0.05
 _OLDEST_ANSWER = 60.0
+#: An answer that is made in a second may have been for so many seconds before it is waited for again.
+_AGE_FOR_A_SECOND = 100.0
 #: What took no longer than that will hardly take so many seconds the next time.
 _SURELY_SOON = 1.0
+#: Counting may take this share of the database's time, no more.
+_SHARE_FOR_COUNTING = 0.05
 
 
 class Known(Struct, Generic[Answer], frozen=True):
@@ -81,8 +85,12 @@ class Lately(Generic[Given, Answer]):
 
     @property
     def _serves_meanwhile(self) -> bool:
-        """Whether the last answer will do while a new one is made: that takes its time, and it is not old."""
-        is_young = self._monotonic() - self._asked_at < self._oldest
+        """Whether the last answer will do while a new one is made: that takes its time, and it is not old.
+
+        What is quickly made anew is old sooner: who looks once in half a minute gets what is, not what was.
+        """
+        oldest = min(self._oldest, self._took * _AGE_FOR_A_SECOND)
+        is_young = self._monotonic() - self._asked_at < oldest
         return self._last is not None and self._took > _LONGEST_WAIT and is_young
 
     def _patience(self, patience: float) -> float:
@@ -103,6 +111,11 @@ class Lately(Generic[Given, Answer]):
         self._took = self._asked_at - began
         self._next = self._asked_at + self._serves(self._took)
         return answer
+
+
+def serves_for(took: float) -> float:
+    """For how many seconds a count is good that took so long."""
+    return took / _SHARE_FOR_COUNTING
 
 
 def _look_at(asking: asyncio.Task[Answer]) -> None:

@@ -138,12 +138,12 @@ class _Asked:
         self._before = _LARGEST if before is None else before
 
     async def rows(self, window: int, limit: int) -> Sequence[Row]:
-        inner = self._windowed(self._table.columns, window)
+        inner = windowed(self._table, self._stream, self._table.columns, window)
         return await self._fetch(select("o.*", f"({inner}) AS o", self.also.texts, "o.id DESC", limit))
 
     async def end(self, window: int) -> tuple[int, int]:
         """How many rows there were, and the id of the last of them."""
-        inner = self._windowed(f"{self._table.key} AS id", window)
+        inner = windowed(self._table, self._stream, f"{self._table.key} AS id", window)
         text = select("count(*) AS looked, min(o.id) AS last", f"({inner}) AS o")
         row = (await self._fetch(text))[0]
         return row["looked"], row["last"] or 0
@@ -153,21 +153,25 @@ class _Asked:
         times = await _times(self._database, self._table, last, _OLD_ENOUGH)
         return all(at < since for at in times)
 
-    def _windowed(self, columns: str, window: int) -> str:
-        """Limits are written as numbers: a plan for any limit would be one for half of the table."""
-        parts = [self._part(columns, one, window) for one in self._stream.ordered or ("",)]
-        if len(parts) == 1:
-            return parts[0]
-        merged = " UNION ALL ".join(select("*", f"({part}) AS o") for part in parts)
-        return select("*", f"({merged}) AS o", (), "o.id DESC", window)
-
-    def _part(self, columns: str, condition: str, window: int) -> str:
-        table = self._table
-        found = (*((condition,) if condition else ()), f"{table.key} < :before")
-        return select(columns, table.source, found, f"{table.key} DESC", window)
-
     async def _fetch(self, text: str) -> Sequence[Row]:
-        return await _fetch(self._database, text, {**self.also.values, "before": self._before})
+        return await _fetch(self._database, text, {**self.also.values, "place": self._before})
+
+
+def windowed(table: Table, stream: Stream, columns: str, window: int, *, newest_first: bool = True) -> str:
+    """The next rows of a stream beyond the id `:place`.
+
+    Limits are written as numbers: a plan for any limit would be one for half of the table.
+    """
+    sign, direction = ("<", "DESC") if newest_first else (">", "ASC")
+    beyond = f"{table.key} {sign} :place"
+    parts = [
+        select(columns, table.source, tuple(filter(None, (one, beyond))), f"{table.key} {direction}", window)
+        for one in stream.ordered or ("",)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    merged = " UNION ALL ".join(select("*", f"({part}) AS o") for part in parts)
+    return select("*", f"({merged}) AS o", (), f"o.id {direction}", window)
 
 
 async def first_after(database: Database, table: Table, moment: datetime) -> int | None:
@@ -208,9 +212,9 @@ async def _times(database: Database, table: Table, id: int, many: int) -> list[d
 
 
 async def _fetch(database: Database, text: str, values: Mapping[str, Any]) -> Sequence[Row]:
-    return await database.fetch(_query(text, database.dialect), values)
+    return await database.fetch(query_of(text, database.dialect), values)
 
 
 @lru_cache(maxsize=1024)
-def _query(text: str, dialect: Dialect) -> Query:
+def query_of(text: str, dialect: Dialect) -> Query:
     return next(parse_queries(f"-- name: look\n{text}", dialect))

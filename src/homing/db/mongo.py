@@ -27,6 +27,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import ConnectionFailure, DocumentTooLarge, OperationFailure, PyMongoError
 
+from homing.db.place import place_of
 from homing.db.queries import Dialect, Query
 from homing.errors import Conflict, DatabaseError, Refused, SchemaError, SettingsError, Unreachable
 
@@ -399,13 +400,6 @@ def _made_client(url: str, pool_size: int) -> AsyncMongoClient[Document]:
 def _name_of(url: str) -> str:
     """The database that the URL names, after all its hosts."""
     return unquote(url.partition("://")[2].partition("?")[0].partition("/")[2]) or _DEFAULT_NAME
-
-
-def place_of(url: str) -> str:
-    """A URL without who logs in and without options. A password that was not escaped may hold anything."""
-    scheme, _, rest = url.partition("://")
-    login, at, place = rest.rpartition("@")
-    return f"{scheme}://{'***@' if at or login else ''}{place.partition('?')[0]}"
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────

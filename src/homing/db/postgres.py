@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from homing.db.place import place_of
 from homing.db.queries import Dialect, Query
 from homing.errors import Conflict, DatabaseError, Refused, SchemaError, Unreachable
 
@@ -243,6 +244,9 @@ def redact(url: str) -> str:
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
         return "***"
+    # Then something in the password has ended the host for a parser, and what it takes for a path is secret.
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        return place_of(url)
     user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
     query = "?***" if "password" in parts.query else f"?{parts.query}" if parts.query else ""
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else (parts.hostname or "")

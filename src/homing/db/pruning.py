@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from homing.db.attempts import Attempts
 from homing.db.database import Database, Row, instant
-from homing.db.queries import Queries
+from homing.db.queries import Queries, Query, load_queries
 from homing.engine.prune import Ages, Found, Window
 
 _encode = msgspec.json.Encoder().encode
@@ -36,6 +37,7 @@ class PrunableRows:
         *,
         name: str = "prune",
         follows: Sequence[str] = (),
+        attempts: Attempts | None = None,
     ) -> None:
         self.lane = lane
         self.states = states
@@ -43,6 +45,8 @@ class PrunableRows:
         self._database = database
         self._queries = queries
         self._name = name
+        #: Those that were kept of its rows, and go with them.
+        self._attempts = attempts
 
     async def window(self, ages: Ages, after: int, size: int) -> Window:
         youngest = min(ages[state] for state in self.states if state in ages)
@@ -60,8 +64,15 @@ class PrunableRows:
 
     async def prune(self, ages: Ages, ids: Sequence[int]) -> Mapping[str, int]:
         given = {"ids": _encode(ids).decode(), "ages": self._given(ages), **self._more(ages)}
-        rows = await self._run("", **given)
+        rows = await self._delete(ids, given)
         return Counter(row["state"] for row in rows)
+
+    async def _delete(self, ids: Sequence[int], given: Mapping[str, Any]) -> Sequence[Row]:
+        if self._attempts is None:
+            return await self._run("", **given)
+        queries = [self._queries[self._name], self._attempts.forgetting]
+        rows, _ = await self._database.fetch_all(queries, {**given, **self._attempts.forgotten(ids)})
+        return rows
 
     def _more(self, ages: Ages) -> Mapping[str, Any]:  # noqa: ARG002 - a lane that needs more takes it from them
         """What else the query that deletes is told."""
@@ -73,3 +84,19 @@ class PrunableRows:
 
     async def _run(self, suffix: str, **parameters: Any) -> Sequence[Row]:
         return await self._database.fetch(self._queries[self._name + suffix], parameters)
+
+
+def ended_rows(
+    database: Database, lane: str, states: Sequence[str], *, table: str, state: str, ended: str, made: str
+) -> PrunableRows:
+    """Of a table of our own that nothing else goes with: by which words it knows how and when rows ended."""
+    words = {"TABLE": table, "STATE": state, "ENDED": ended, "MADE": made}
+    queries = load_queries(__package__ or "", database.dialect, "ended")
+    return PrunableRows(database, {name: _with(one, words) for name, one in queries.items()}, lane, states)
+
+
+def _with(query: Query, words: Mapping[str, str]) -> Query:
+    sql = query.sql
+    for word, meant in words.items():
+        sql = sql.replace(word, meant)
+    return msgspec.structs.replace(query, sql=sql)

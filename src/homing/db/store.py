@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from homing.db.attempts import Attempts
 from homing.db.database import Database, Row
-from homing.db.queries import Queries
+from homing.db.queries import Queries, Query
 from homing.engine.model import Claim, Settlement
 
 Item = TypeVar("Item")
@@ -39,6 +40,7 @@ class SqlStore(Generic[Item]):
         item: Callable[[Row], Item],
         transition: Callable[[Claim[Item], Settlement], Mapping[str, Any]],
         parameters: Mapping[str, Any],
+        kept_attempts: Attempts | None = None,
     ) -> None:
         self.database = database
         self._queries = queries
@@ -46,6 +48,10 @@ class SqlStore(Generic[Item]):
         self._transition = transition
         #: What every query of the lane may name: owner, lease_seconds, max_attempts.
         self._parameters = parameters
+        #: Where those that did not deliver are kept, by a lane whose own table has no place for them.
+        self._kept_attempts = kept_attempts
+        #: What settles a batch: queries of one transaction, of which the first returns the ids.
+        self._settling: Sequence[str] = ("settle",)
 
     async def run(self, name: str, **parameters: Any) -> Sequence[Row]:
         """Run a query by name."""
@@ -53,11 +59,16 @@ class SqlStore(Generic[Item]):
 
     async def run_together(self, names: Sequence[str], **parameters: Any) -> dict[str, Sequence[Row]]:
         """Run several queries by name, in this order, as one transaction; their rows by name."""
-        if len(names) == 1:
-            return {names[0]: await self.run(names[0], **parameters)}
-        queries = [self._queries[name] for name in names]
-        rows = await self.database.fetch_all(queries, {**self._parameters, **parameters})
+        rows = await self._fetch_all([self._queries[name] for name in names], parameters)
         return dict(zip(names, rows, strict=True))
+
+    async def _fetch_all(
+        self, queries: Sequence[Query], parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[Row]]:
+        given = {**self._parameters, **parameters}
+        if len(queries) == 1:
+            return [await self.database.fetch(queries[0], given)]
+        return await self.database.fetch_all(queries, given)
 
     async def claim(self, limit: int) -> list[Claim[Item]]:
         # On SQLite an empty claim would still take the file's only write lock, again and again, while other
@@ -70,11 +81,17 @@ class SqlStore(Generic[Item]):
         return self._claims(await self.run("claim_lost", limit=limit))
 
     async def settle(self, batch: Sequence[tuple[Claim[Item], Settlement]]) -> set[int]:
-        columns = [
-            {"id": claim.id, "fence": claim.fence, **self._transition(claim, settlement)}
-            for claim, settlement in batch
-        ]
-        return await self._write("settle", columns)
+        if not batch:
+            return set()
+        columns = [{"id": c.id, "fence": c.fence, **self._transition(c, end)} for c, end in batch]
+        given = {"batch": _encode(columns).decode()}
+        queries = [self._queries[name] for name in self._settling]
+        if self._kept_attempts is not None and (kept := self._kept_attempts.kept(batch)):
+            # Last: it is later than what the row itself says of this attempt.
+            queries.append(self._kept_attempts.keeping)
+            given |= kept
+        settled, *_ = await self._fetch_all(queries, given)
+        return {row["id"] for row in settled}
 
     async def confirm(self, claims: Sequence[Claim[Item]]) -> set[int]:
         return await self._write("confirm", [{"id": c.id, "fence": c.fence} for c in claims])

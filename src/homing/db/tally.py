@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from homing.db.database import Database, Row
+from homing.db.lately import serves_for
 from homing.db.queries import Dialect, load_queries
 from homing.engine.model import Monotonic
 from homing.errors import DatabaseError
@@ -24,8 +25,8 @@ _INTERVAL = 10.0
 _BATCH = 20_000
 #: Up to this many are counted anew each time, which takes no longer than to remember them.
 _FEW = 100_000
-#: A large table is counted again after this many seconds, or when counting took a twentieth of the time.
-_REMEMBERED, _SHARE_FOR_COUNTING = 60.0, 0.05
+#: A large table is counted again after this many seconds; after more, where that takes long.
+_REMEMBERED = 60.0
 _LOWEST = -(2**63)
 
 
@@ -125,4 +126,4 @@ class RunningTotal:
     def _remember(self, found: Mapping[str, int], seconds: float) -> None:
         if found["total"] > _FEW:
             self._base = Base(found["total"], found["upto"])
-            self._until = self._monotonic() + max(_REMEMBERED, seconds / _SHARE_FOR_COUNTING)
+            self._until = self._monotonic() + max(_REMEMBERED, serves_for(seconds))

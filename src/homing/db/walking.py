@@ -7,16 +7,15 @@ few of the rows are meant.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from homing.db.conditions import Conditions, is_one_of, select
+from homing.db.conditions import Conditions, select
 from homing.db.database import Database, Row
-from homing.db.looking import Stream, Table
-from homing.db.queries import Dialect, Query, parse_queries
+from homing.db.looking import Stream, Table, query_of, windowed
+from homing.db.queries import Dialect, Query
 
 #: Rows that one statement looks through, and that one counts where an index answers the whole question.
 WINDOW: Final = 20_000
@@ -72,13 +71,10 @@ class Walk(Struct, frozen=True):
     def _beginning(self) -> int:
         return _LARGEST if self.newest_first else -_LARGEST - 1
 
-    @property
-    def _direction(self) -> str:
-        return "DESC" if self.newest_first else "ASC"
-
     def _found(self, window: int, limit: int) -> str:
         inner = self._windowed(self.table.columns, window)
-        return select("o.id", f"({inner}) AS o", self.also.texts, f"o.id {self._direction}", limit)
+        direction = "DESC" if self.newest_first else "ASC"
+        return select("o.id", f"({inner}) AS o", self.also.texts, f"o.id {direction}", limit)
 
     def _seen(self, window: int) -> str:
         """How many rows a window has, how many of them are meant, and where it ends."""
@@ -89,45 +85,11 @@ class Walk(Struct, frozen=True):
         return select(figures, f"({self._windowed(columns, window)}) AS o")
 
     def _windowed(self, columns: str, window: int) -> str:
-        """Limits are written as numbers: a plan for any limit would be one for half of the table."""
-        parts = [self._part(columns, one, window) for one in self.stream.ordered or ("",)]
-        if len(parts) == 1:
-            return parts[0]
-        merged = " UNION ALL ".join(select("*", f"({part}) AS o") for part in parts)
-        return select("*", f"({merged}) AS o", (), f"o.id {self._direction}", window)
-
-    def _part(self, columns: str, condition: str, window: int) -> str:
-        key, sign = self.table.key, "<" if self.newest_first else ">"
-        found = (*((condition,) if condition else ()), f"{key} {sign} :place")
-        return select(columns, self.table.source, found, f"{key} {self._direction}", window)
+        return windowed(self.table, self.stream, columns, window, newest_first=self.newest_first)
 
     async def _fetch(self, text: str, place: int) -> Sequence[Row]:
         values: dict[str, Any] = {**self.also.values, "place": place}
-        return await self.database.fetch(_query(text, self.database.dialect), values)
-
-
-def walk_of(
-    database: Database,
-    table: Table,
-    states: Sequence[str],
-    others: Conditions,
-    *,
-    column: str,
-    in_order: Callable[[str], str | None],
-    unique: Sequence[str],
-    newest_first: bool = False,
-) -> Walk:
-    """Through the rows of some states, by whatever index serves that.
-
-    `in_order` is the condition by which an index gives the rows of a state in the order of ids, or None;
-    `unique` are columns with an index of their own.
-    """
-    keys = tuple(text for text in others.texts if text.startswith(tuple(f"{name} = " for name in unique)))
-    each = tuple(text for state in states if (text := in_order(state)) is not None)
-    if not keys and len(each) == len(states):
-        return Walk(database, table, Stream(each), others, newest_first)
-    also = Conditions((is_one_of(column, states), *(text for text in others.texts if text not in keys)))
-    return Walk(database, table, Stream(keys), also + Conditions((), others.values), newest_first)
+        return await self.database.fetch(query_of(text, self.database.dialect), values)
 
 
 def counted_up_to(table: Table, conditions: Sequence[str], most: int, dialect: Dialect) -> Query:
@@ -135,9 +97,4 @@ def counted_up_to(table: Table, conditions: Sequence[str], most: int, dialect: D
     parts = [select("1 AS one", table.source, (condition,), limit=most) for condition in conditions]
     together = " UNION ALL ".join(select("*", f"({part}) AS o") for part in parts)
     few = select("*", f"({together}) AS o", limit=most)
-    return _query(select("count(*) AS count", f"({few}) AS o"), dialect)
-
-
-@lru_cache(maxsize=1024)
-def _query(text: str, dialect: Dialect) -> Query:
-    return next(parse_queries(f"-- name: walk\n{text}", dialect))
+    return query_of(select("count(*) AS count", f"({few}) AS o"), dialect)

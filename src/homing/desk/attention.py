@@ -233,8 +233,8 @@ def _messages(wanted: Wanted) -> str:
 
 
 def _span(seconds: float) -> str:
-    """As a person would say it."""
+    """As a person would say it. Another clock may be ahead of ours."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{max(seconds, 0.0):.0f} s"

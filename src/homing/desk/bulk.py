@@ -239,6 +239,8 @@ class BulkRuns:
         wanted = self.read(line)
         # As it is now: `since:2h` means the same two hours also when another process reads it later.
         fixed = query.write(wanted)
+        # Absolute times are longer: whoever is to take it up has to be able to read it.
+        self.read(fixed)
         try:
             plan = self._allowed_plan(wanted, verb, asker.may)
         except Forbidden as why:

@@ -171,10 +171,12 @@ class BulkRunner:
             await self._finish(hold, "done")
         except _Ended:
             await self._leave(hold)
-        except DatabaseError as error:
-            await self._put_off(hold, error)
         except HomingError as error:
-            await self._finish(hold, "failed", str(error))
+            # What a database refuses it would refuse again.
+            if isinstance(error, DatabaseError) and not isinstance(error, Refused):
+                await self._put_off(hold, error)
+            else:
+                await self._finish(hold, "failed", str(error))
         except Exception as bug:  # noqa: BLE001 - it is told in the run itself, where somebody looks for it
             self._telemetry.crashed("bulk.crashed", bug, run=hold.run.id)
             await self._finish(hold, "failed", f"a bug: {type(bug).__name__}; the log has more")

@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Struct
 
+from homing.db.conditions import UNCLASSIFIED
 from homing.messages.codes import escaped, unescaped
 from homing.messages.model import LANES, PHASES, DeadGroup, LaneName, Phase, Wanted
 
@@ -33,9 +34,6 @@ STATES: Final[Mapping[LaneName, tuple[str, ...]]] = {
     "open_events": ("pending", "sent", "skipped", "failed", "expired"),
 }
 _EVERY_STATE = tuple(dict.fromkeys(state for states in STATES.values() for state in states))
-
-#: What stands for those that have no error class or code at all.
-UNCLASSIFIED: Final = "unclassified"
 
 
 class Field(Struct, frozen=True):
@@ -234,8 +232,7 @@ class _Reading:
             closed = None if self._line.endswith("\\") else f'{self._line}"'
             raise _wrong(term, "a quote begins here and does not end", closed)
         if not term.value:
-            what = f"`{term.field}:` has no value" if term.field else "an empty pair of quotes"
-            raise _wrong(term, f"{what}; write a word behind it" if term.field else what)
+            raise _no_value(term) if term.field else _wrong(term, "an empty pair of quotes")
         if len(term.value) > _LONGEST_VALUE:
             raise _wrong(term, f"longer than {_LONGEST_VALUE} characters")
         if _CONTROL.search(term.value + term.field):
@@ -271,6 +268,8 @@ class _Reading:
 
     def _take_code(self, term: Term) -> None:
         code = unescaped(term.value)
+        if code is None:
+            raise _wrong(term, "what stands behind a % is no text; a percent sign itself is %25")
         if len(self._lists["codes"]) >= _MOST_CODES:
             raise _wrong(term, f"at most {_MOST_CODES} codes")
         if code not in self._lists["codes"]:
@@ -282,7 +281,10 @@ class _Reading:
         self._given[term.field] = value
 
     def _take_list(self, term: Term) -> None:
-        for value in filter(None, term.value.split(",")):
+        values = list(filter(None, term.value.split(",")))
+        if not values:
+            raise _no_value(term)
+        for value in values:
             if term.field == "lane":
                 self._lists["lanes"].append(self._known(term, value, LANES, "lane"))
             elif value in PHASES:
@@ -334,6 +336,10 @@ def _moment(text: str, now: datetime) -> datetime | None:
 
 def _wrong(term: Term, message: str, mended: str | None = None) -> _WrongError:
     return _WrongError(Mistake(term.start, term.end, message, mended))
+
+
+def _no_value(term: Term) -> _WrongError:
+    return _wrong(term, f"`{term.field}:` has no value; write a word behind it")
 
 
 def _unknown_field(line: str, term: Term) -> _WrongError:
@@ -504,7 +510,8 @@ def suggestions() -> dict[str, Any]:
     return {
         "fields": [msgspec.to_builtins(field) for field in FIELDS],
         "values": {
-            "status": [*PHASES, *_EVERY_STATE],
+            # A state that is called like a phase would stand below it a second time.
+            "status": [*PHASES, *(state for state in _EVERY_STATE if state.lower() not in PHASES)],
             "lane": list(LANES),
             "since": ages,
             "until": ages,

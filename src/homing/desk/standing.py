@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from homing.db.backlog import Snapshot
-from homing.db.lately import Lately
+from homing.db.lately import Lately, serves_for
 from homing.engine.model import Monotonic
 from homing.messages.model import HowMany, LaneDesk, LaneName, Phase, Wanted
 
@@ -23,12 +23,6 @@ MOST: Final = 100_000
 _PATIENCE, _PATIENCE_WITH_FEW = 0.05, 1.0
 #: … and for what no index serves.
 _LONGEST = 0.05
-#: Counting may take this share of the database's time, no more.
-_SHARE_FOR_COUNTING = 0.05
-
-
-def _serves(took: float) -> float:
-    return took / _SHARE_FOR_COUNTING
 
 
 class Standing:
@@ -36,9 +30,9 @@ class Standing:
 
     def __init__(self, lane: LaneDesk, monotonic: Monotonic = time.monotonic) -> None:
         self._lane = lane
-        self._counts = Lately(lane.counts, _serves, monotonic)
+        self._counts = Lately(lane.counts, serves_for, monotonic)
         # Apart, so that it is always of now: it is one entry of an index, and what is judged by.
-        self._oldest_due = Lately(lane.oldest_due, _serves, monotonic)
+        self._oldest_due = Lately(lane.oldest_due, serves_for, monotonic)
 
     async def look(self) -> Snapshot:
         snapshot, oldest_due = await asyncio.gather(self._counted(), self._oldest_due())

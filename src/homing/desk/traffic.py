@@ -188,6 +188,8 @@ class TrafficCount:
             await step()
         except DatabaseError as error:
             self._telemetry.log.warning("traffic.delayed", error=str(error))
+        except Exception as bug:  # noqa: BLE001 - a row that we cannot read must not end the counting
+            self._telemetry.crashed("figures.crashed", bug)
 
 
 def plus(one: Totals, other: Totals) -> Totals:

@@ -132,7 +132,8 @@ class Deliverer:
             return
         outcome = await self._attempt(flight.claim)
         flight.ended(outcome, started, self._monotonic())
-        flight.settlement = decide(self.lane.policy_of(flight.claim), flight.claim, outcome, self._rand)
+        policy = self.lane.policy_of(flight.claim)
+        flight.settlement = decide(policy, flight.claim, outcome, self._rand, flight.millis)
         self._settler.put(flight)
 
     async def _attempt(self, claim: Claim[Any]) -> Outcome:

@@ -42,6 +42,10 @@ class Flight:
         if self.claim.age is not None:
             self.latency = self.claim.age + (now - self.taken)
 
+    @property
+    def millis(self) -> int:
+        return round(self.seconds * 1000)
+
     def watch(self) -> asyncio.Future[Settlement | None]:
         if self.watcher is None:
             self.watcher = asyncio.get_running_loop().create_future()

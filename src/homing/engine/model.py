@@ -88,6 +88,8 @@ class Complete(Struct, frozen=True, tag=True, gc=False):
     """Ends well."""
 
     report: Any = None
+    #: How long the attempt took.
+    millis: int | None = None
 
 
 class RetryIn(Struct, frozen=True, tag=True, gc=False):
@@ -97,6 +99,7 @@ class RetryIn(Struct, frozen=True, tag=True, gc=False):
     failure: Failure
     charged: bool = True
     report: Any = None
+    millis: int | None = None
 
 
 class Bury(Struct, frozen=True, tag=True, gc=False):
@@ -106,6 +109,7 @@ class Bury(Struct, frozen=True, tag=True, gc=False):
     #: False when the attempt itself was not charged, as for one that was never made.
     charged: bool = True
     report: Any = None
+    millis: int | None = None
 
 
 class Discard(Struct, frozen=True, tag=True, gc=False):

@@ -118,26 +118,28 @@ class Policy(Struct, frozen=True):
     shortest_deferral: float = 1.0
 
 
-def decide(policy: Policy, claim: Claim[Any], outcome: Outcome, rand: Rand) -> Settlement:
-    """What to write about an attempt."""
+def decide(
+    policy: Policy, claim: Claim[Any], outcome: Outcome, rand: Rand, millis: int | None = None
+) -> Settlement:
+    """What to write about an attempt, which took so long."""
     match outcome:
         case Delivered(report=report):
-            return Complete(report)
+            return Complete(report, millis)
         case Reject(failure=failure, report=report):
-            return Bury(failure, report=report)
+            return Bury(failure, report=report, millis=millis)
         case Skip(failure=failure, report=report):
             return Discard(failure, report)
         case Retry():
-            return _retry(policy, claim, outcome, rand)
+            return _retry(policy, claim, outcome, rand, millis)
 
 
-def _retry(policy: Policy, claim: Claim[Any], retry: Retry, rand: Rand) -> Settlement:
+def _retry(policy: Policy, claim: Claim[Any], retry: Retry, rand: Rand, millis: int | None) -> Settlement:
     charged = retry.charged or claim.deferrals >= policy.max_deferrals
     failures = claim.attempts + charged
     if failures >= policy.max_attempts:
-        return Bury(retry.failure, charged=charged, report=retry.report)
+        return Bury(retry.failure, charged, retry.report, millis)
     wait = policy.backoff(failures, rand) if charged else _deferral(policy, claim.deferrals)
-    return RetryIn(max(wait, retry.after or 0.0), retry.failure, charged, retry.report)
+    return RetryIn(max(wait, retry.after or 0.0), retry.failure, charged, retry.report, millis)
 
 
 def _deferral(policy: Policy, deferrals: int) -> float:

@@ -79,8 +79,10 @@ def read_age(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is no age; write a number and h, d or w, such as 30d")
     age = float(match[1]) * _UNITS[match[2]]
-    if not SHORTEST_AGE <= age <= _LONGEST_AGE:
+    if age < SHORTEST_AGE:
         raise ValueError(f"{text!r} is no age; it is at least 24h, for so long idempotency keys are known")
+    if age > _LONGEST_AGE:
+        raise ValueError(f"{text!r} is no age; it is at most 100 years")
     return age
 
 

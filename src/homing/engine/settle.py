@@ -53,13 +53,18 @@ class Settler:
     def _land(self, flights: Sequence[Flight], settled: set[int]) -> None:
         # One batch may hold two claims of a row that came back to us; only the younger can have taken effect.
         claims = sorted((flight.claim for flight in flights), key=lambda claim: claim.fence)
-        youngest = {claim.id: claim.fence for claim in claims}
+        youngest = {claim.id: claim.fence for claim in claims if claim.id in settled}
         with self._telemetry.together():
             for flight in flights:
-                claim = flight.claim
-                took_effect = claim.id in settled and youngest[claim.id] == claim.fence
-                self._telemetry.attempted(_attempted(self._lane, flight, took_effect=took_effect))
+                took_effect = youngest.get(flight.claim.id) == flight.claim.fence
+                self._tell(flight, took_effect=took_effect)
                 self._landed(flight, flight.settlement if took_effect else None)
+
+    def _tell(self, flight: Flight, *, took_effect: bool) -> None:
+        try:
+            self._telemetry.attempted(_attempted(self._lane, flight, took_effect=took_effect))
+        except Exception as bug:  # noqa: BLE001 - what cannot be told of an attempt must not hold up the others
+            self._telemetry.crashed("settle.crashed", bug, lane=self._lane.name, rows=1)
 
     async def _settle_patiently(self, batch: Sequence[tuple[Claim[Any], Settlement]]) -> set[int] | None:
         """Settle, also when the database is away for a while: what was sent must not be forgotten.

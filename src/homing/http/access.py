@@ -18,6 +18,7 @@ import hmac
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from litestar import Litestar, Request
@@ -33,9 +34,10 @@ from homing.access.audit import AuditLog, Entry, Outcome
 from homing.access.desk import Access
 from homing.access.limits import Allowance, RateLimits
 from homing.access.principal import LOOPBACK, Principal
-from homing.access.scopes import KNOWN, ROLES, SCOPES
+from homing.access.scopes import KNOWN, SCOPES
 from homing.errors import Forbidden, PayloadTooLarge
-from homing.http.guard import READING, AnyRequest, Site, refuse_foreign
+from homing.http.asking import AnyRequest, address_of
+from homing.http.guard import READING, Site, refuse_foreign
 from homing.http.json_depth import require_shallow
 from homing.http.login import CSRF_FIELD, login_page
 from homing.http.pages.shell import LARGEST_FORM, wants_page
@@ -59,6 +61,8 @@ _FORM = "application/x-www-form-urlencoded"
 #: Fields cost more than bytes do. The longest form of ours has 500 messages that were selected.
 _MOST_FIELDS = 2000
 _CSRF_HEADER = "x-csrf-token"
+#: What may stand in an address as it is, the sign of what was quoted included.
+_QUOTED_ALREADY = "%/?:@!$&'()*+,;=[]"
 _LONGEST_REPLY = 64 * 1024
 #: Seconds for which a key still reads metrics while the database is away: that is when they are needed.
 _OUTAGE = 3600.0
@@ -221,8 +225,7 @@ class AccessMiddleware(ASGIMiddleware):
         if principal.kind == "user" and visit.changes:
             self.site.require_own_page(visit.request)
             await _require_token(visit.request, principal.csrf)
-        if not principal.may(needed):
-            raise Forbidden(_lacking(principal, needed))
+        principal.require(needed)
 
     async def _call(self, visit: _Visit, next_app: ASGIApp, send: Send) -> None:
         request = visit.request
@@ -232,13 +235,6 @@ class AccessMiddleware(ASGIMiddleware):
         body = await _shallow_body(visit)
         answer = send if visit.route.audit == "own" else _Witness(self.access.audit, visit, body, send)
         await next_app(request.scope, request.receive, answer)
-
-
-def _lacking(principal: Principal, needed: str) -> str:
-    """For a person also by the name of a role, which is what an admin gives."""
-    roles = [role for role, scopes in ROLES.items() if needed in scopes]
-    has_it = f"; the role {roles[0]} has it" if principal.kind == "user" and roles else ""
-    return f"this needs the scope {needed}, which {principal.who} does not have{has_it}"
 
 
 def _read_route(handler: Any) -> _Route:
@@ -268,8 +264,8 @@ def _unauthorized(why: str, error: str | None = None) -> NotAuthorizedException:
 
 def _asked_for(request: AnyRequest) -> str:
     """With its query: a filter in a link is still there after the login."""
-    query = request.scope["query_string"].decode("ascii", "replace")
-    return f"{request.url.path}?{query}" if query else request.url.path
+    path, query = (quote(request.scope[part], safe=_QUOTED_ALREADY) for part in ("raw_path", "query_string"))
+    return f"{path}?{query}" if query else path
 
 
 async def _require_small_form(visit: _Visit) -> None:
@@ -341,8 +337,7 @@ async def _write_down(
     audit: AuditLog, visit: _Visit, status: int, body: bytes = b"", reply: bytes = b""
 ) -> None:
     request, route, who = visit.request, visit.route, visit.principal.who
-    client = request.scope["client"]
-    address = client[0] if client is not None else None
+    address = address_of(request)
     outcome: Outcome = "done" if status < 400 else "refused" if status < 500 else "failed"
     if route.audit == "counted":
         audit.count(who, route.action, address, outcome)

@@ -8,8 +8,11 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, Router, get
 from litestar.config.response_cache import ResponseCacheConfig
+from litestar.connection import ASGIConnection
 from litestar.datastructures import CacheControlHeader
 from litestar.di import NamedDependency, Provide
+from litestar.exceptions import NotFoundException
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
@@ -24,13 +27,10 @@ from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
 from homing.http.live import Streams
 from homing.http.outgoing import guard_answer
-from homing.http.pages.unhurried import Unhurried
 from homing.http.traces import keep_trace
 from homing.strict_json import decode, require_json
 from homing.telemetry import Telemetry
 
-#: What pages have going on beside the requests.
-KEPT_OPEN = (Streams, Unhurried)
 #: A thousand mails with some attachments.
 LARGEST_BODY = 16 * 1024 * 1024
 
@@ -119,7 +119,7 @@ def build_app(
     if door is not None:
         require_scopes(app)
     # Who serves the application ends these before it ends.
-    app.state.closing = [given.close for given in dependencies.values() if isinstance(given, KEPT_OPEN)]
+    app.state.closing = [given.close for given in dependencies.values() if isinstance(given, Streams)]
     return app
 
 
@@ -137,8 +137,12 @@ def _always(value: Any) -> Callable[[], Awaitable[Any]]:
 def _static_files() -> Router:
     """Their addresses change with their content, so browsers need not ask again."""
     kept = CacheControlHeader(max_age=365 * 24 * 3600, public=True, immutable=True)
-    return create_static_files_router("/static", [_package_folder("static")], cache_control=kept)
+    folder = files("homing.http").joinpath("static")
+    names = frozenset(file.name for file in folder.iterdir())
 
+    def require_known(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+        """To look for a name that no file can have would raise."""
+        if connection.scope["path"].removeprefix("/static/") not in names:
+            raise NotFoundException
 
-def _package_folder(name: str) -> str:
-    return str(files("homing.http").joinpath(name))
+    return create_static_files_router("/static", [str(folder)], cache_control=kept, guards=[require_known])

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
 
-from homing.access.api import ErrorReply
+from homing.access.api import errors
 from homing.access.principal import Principal
-from homing.desk.bulk import PARTICIPLES, Asker, BulkRuns
+from homing.desk.bulk import PARTICIPLES, BulkRuns
 from homing.desk.bulk_view import BulkView, CountView, bulk_view, count_view
 from homing.desk.desk import Desk
-from homing.errors import Forbidden, InvalidRequest, NotAllowed, NotFound
+from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.http.asking import AnyRequest, asker_of, who_of
 from homing.http.numbers import page_before, row_id
 from homing.messages.model import Verb
 
 _MOST_LISTED = 100
-
-_DESCRIPTIONS = {
-    400: "Something is wrong with the request; the message says what, and how to mend it",
-    401: "A key is needed, and none that counts was given",
-    403: "The key lacks a scope; the message names it",
-    404: "There is none with this id",
-    409: "It is in a state in which that cannot be done",
-}
-
-
-def _errors(*statuses: int) -> dict[int, ResponseSpec]:
-    return {
-        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
-        for status in statuses
-    }
 
 
 # ── many ─────────────────────────────────────────────────────────────────────────────────────────
@@ -66,12 +52,12 @@ class BulkApi(Controller):
         status_code=202,
         responses={
             200: ResponseSpec(CountView, description="With `dryRun`: nothing is changed"),
-            **_errors(400, 401, 403),
+            **errors(400, 401, 403),
         },
     )
     async def start(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         bulk_runs: NamedDependency[BulkRuns],
         data: JSONBody[BulkRequest],
     ) -> Response[BulkView | CountView]:
@@ -82,10 +68,10 @@ class BulkApi(Controller):
             return Response(count_view(counted), status_code=200)
         return Response(bulk_view(await bulk_runs.start(data.query, data.verb, asker)), status_code=202)
 
-    @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"}, responses=_errors(400, 401, 403))
+    @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"}, responses=errors(400, 401, 403))
     async def list(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         bulk_runs: NamedDependency[BulkRuns],
         before: FromQuery[int | None] = None,
         limit: FromQuery[int] = 20,
@@ -102,10 +88,10 @@ class BulkApi(Controller):
         "/{run_id:int}",
         summary="How a bulk run stands",
         opt={"scope": "desk:read"},
-        responses=_errors(400, 401, 403, 404),
+        responses=errors(400, 401, 403, 404),
     )
     async def get(
-        self, request: Request[Any, Any, Any], bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
+        self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
     ) -> BulkView:
         return bulk_view(await bulk_runs.readable(row_id(run_id), asker_of(request).may))
 
@@ -114,18 +100,13 @@ class BulkApi(Controller):
         summary="Stop a bulk run after the batch that is under way",
         opt={"scope": "known", "audit": "own"},
         status_code=200,
-        responses=_errors(400, 401, 403, 404),
+        responses=errors(400, 401, 403, 404),
     )
     async def cancel(
-        self, request: Request[Any, Any, Any], bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
+        self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
     ) -> BulkView:
         """What was done stays done. One that is over stays as it is."""
         return bulk_view(await bulk_runs.cancel(row_id(run_id), asker_of(request)))
-
-
-def asker_of(request: Request[Any, Any, Any]) -> Asker:
-    who: Principal = request.user
-    return Asker(who.who, who.may, request.client.host if request.client is not None else None)
 
 
 # ── one ──────────────────────────────────────────────────────────────────────────────────────────
@@ -152,35 +133,35 @@ class MessageActions(Controller):
         "/{message_id:str}/requeue",
         summary="Deliver an ended message again, with all attempts",
         status_code=200,
-        responses=_errors(400, 401, 403, 404, 409),
+        responses=errors(400, 401, 403, 404, 409),
     )
     async def requeue(
-        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+        self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]
     ) -> ActedView:
-        return await _act(desk, request.user, "requeue", message_id)
+        return await _act(desk, who_of(request), "requeue", message_id)
 
     @post(
         "/{message_id:str}/cancel",
         summary="End a message that waits",
         status_code=200,
-        responses=_errors(400, 401, 403, 404, 409),
+        responses=errors(400, 401, 403, 404, 409),
     )
     async def cancel(
-        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+        self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]
     ) -> ActedView:
-        return await _act(desk, request.user, "cancel", message_id)
+        return await _act(desk, who_of(request), "cancel", message_id)
 
     @post(
         "/{message_id:str}/send-now",
         summary="Make a message due that waits",
         status_code=200,
-        responses=_errors(400, 401, 403, 404, 409),
+        responses=errors(400, 401, 403, 404, 409),
     )
     async def send_now(
-        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+        self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]
     ) -> ActedView:
         """What holds it back besides its time stays so: a pause, a limit, an order, somebody's hours."""
-        return await _act(desk, request.user, "send_now", message_id)
+        return await _act(desk, who_of(request), "send_now", message_id)
 
 
 async def _act(desk: Desk, who: Principal, verb: Verb, id: str) -> ActedView:
@@ -188,8 +169,7 @@ async def _act(desk: Desk, who: Principal, verb: Verb, id: str) -> ActedView:
     if place is None:
         raise NotFound(f"there is no message {id[:100]}")
     lane, number = place
-    if not who.may(needed := f"{lane.scope}:operate"):
-        raise Forbidden(f"this needs the scope {needed}, which {who.who} does not have")
+    who.require(f"{lane.scope}:operate")
     changed = await lane.act(verb, [number])
     shown = await lane.show(number)
     if shown is None:

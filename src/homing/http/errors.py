@@ -107,8 +107,16 @@ def _for_people(error: Exception, message: str) -> str:
 def _page(
     request: Request[Any, Any, Any], status: int, message: str, headers: Mapping[str, str]
 ) -> Response[Any]:
-    told = {"status": status, "title": _TITLES.get(status, "This did not work"), "message": message}
-    return render(request, "error.html", status_code=status, headers=headers, **told)
+    title = _TITLES.get(status, "This did not work")
+    return render(
+        request,
+        "error.html",
+        status_code=status,
+        headers=headers,
+        status=status,
+        title=title,
+        message=message,
+    )
 
 
 def _details(error: Exception) -> dict[str, Any]:

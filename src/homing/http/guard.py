@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import Any
 from urllib.parse import urlsplit
 
-from litestar import Request
 from msgspec import Struct
 
 from homing.errors import Forbidden
+from homing.http.asking import AnyRequest, address_of
 from homing.settings import is_loopback
-
-AnyRequest = Request[Any, Any, Any]
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OUR_OWN = frozenset({"same-origin", "none"})
@@ -43,8 +40,8 @@ class Site(Struct, frozen=True):
 
     def is_local(self, request: AnyRequest) -> bool:
         """Asked on this machine, and by nobody through a proxy that we know of."""
-        peer = request.client.host if request.client is not None else ""
-        return self.bound_to_loopback and self.base_url is None and is_loopback(peer)
+        peer = address_of(request)
+        return self.bound_to_loopback and self.base_url is None and is_loopback(peer or "")
 
     def is_secure(self, request: AnyRequest) -> bool:
         """Whether the browser speaks https, with us or with the proxy in front."""

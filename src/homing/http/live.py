@@ -93,8 +93,10 @@ class Streams:
         if self._of_each[who] >= MOST_OF_ONE or self.followers >= MOST_STREAMS:
             raise RateLimited("too many live pages are open; close some", HEARTBEAT)
 
-    def drop(self, key: Hashable) -> None:
-        self._topics.pop(key, None)
+    def drop(self, key: Hashable, topic: Topic) -> None:
+        """One that ended before may be let go later, when another has its place."""
+        if self._topics.get(key) is topic:
+            del self._topics[key]
 
     async def close(self) -> None:
         """Every stream ends now: a server that stops waits for the requests that are open."""
@@ -150,10 +152,10 @@ class Topic:
         self._followers.discard(follower)
         if not self._followers:
             self._task.cancel()
-            self._streams.drop(self._key)
+            self._streams.drop(self._key, self)
 
     def end(self) -> None:
-        self._streams.drop(self._key)
+        self._streams.drop(self._key, self)
         for follower in self._followers:
             follower.end()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Controller, MediaType, Request, Response, get, post
+from litestar import Controller, MediaType, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
@@ -14,6 +13,7 @@ from homing.access.desk import Access
 from homing.access.login import LoggedIn, TooManyLogins
 from homing.access.principal import Principal
 from homing.errors import Forbidden
+from homing.http.asking import AnyRequest, address_of
 from homing.http.guard import Site, hostname
 from homing.http.pages.shell import own_path, read_form, render
 from homing.settings import is_loopback
@@ -25,9 +25,7 @@ _HOME = "/"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
-    "Cache-Control": "no-store",
     "Referrer-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
 }
 _LONGEST_NAME = 200
 _WRONG = "This name and password do not belong together."
@@ -37,22 +35,21 @@ class LoginPages(Controller):
     include_in_schema = False
 
     @get("/login", media_type=MediaType.HTML)
-    async def ask(self, request: Request[Any, Any, Any], next: FromQuery[str] = _HOME) -> Response[str]:
+    async def ask(self, request: AnyRequest, next: FromQuery[str] = _HOME) -> Response[str]:
         return login_page(request, next)
 
     @post("/login", status_code=200, media_type=MediaType.HTML, request_max_body_size=_LARGEST_FORM)
     async def log_in(
-        self, access: NamedDependency[Access], site: NamedDependency[Site], request: Request[Any, Any, Any]
+        self, access: NamedDependency[Access], site: NamedDependency[Site], request: AnyRequest
     ) -> Response[str]:
         """A page elsewhere must not log a browser in under a name of its choice, so it must be ours."""
         site.require_own_page(request)
         _require_privacy(site, request)
         form = await read_form(request)
-        address = request.client.host if request.client is not None else None
         result = await access.log_in(
             form.get("name", "").strip().lower(),
             form.get("password", ""),
-            address,
+            address_of(request),
             site.session_cookie(request),
         )
         match result:
@@ -80,17 +77,16 @@ class LoginPages(Controller):
         request_max_body_size=_LARGEST_FORM,
     )
     async def log_out(
-        self, access: NamedDependency[Access], site: NamedDependency[Site], request: Request[Any, Any, Any]
+        self, access: NamedDependency[Access], site: NamedDependency[Site], request: AnyRequest
     ) -> Response[str]:
         token, principal = site.session_cookie(request), request.user
         if token is not None and isinstance(principal, Principal) and principal.kind == "user":
-            address = request.client.host if request.client is not None else None
-            await access.sessions.close(token, principal.who, address)
+            await access.sessions.close(token, principal.who, address_of(request))
         return _gone_to("/login", _cookie(site, request, ""))
 
 
 def login_page(
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     next: str,
     message: str | None = None,
     *,
@@ -110,7 +106,7 @@ def login_page(
     )
 
 
-def _require_privacy(site: Site, request: Request[Any, Any, Any]) -> None:
+def _require_privacy(site: Site, request: AnyRequest) -> None:
     if not site.is_secure(request) and not is_loopback(hostname(request.headers.get("host", ""))):
         raise Forbidden(
             "a password is taken by https only: put a proxy with TLS in front, and set HOMING_BASE_URL=https://…"
@@ -121,7 +117,7 @@ def _gone_to(path: str, cookie: Cookie) -> Response[str]:
     return Response("", status_code=303, headers={"Location": path, **_HEADERS}, cookies=[cookie])
 
 
-def _cookie(site: Site, request: Request[Any, Any, Any], token: str) -> Cookie:
+def _cookie(site: Site, request: AnyRequest, token: str) -> Cookie:
     """Gone with the browser; how long it counts is the server's business."""
     return Cookie(
         key=site.cookie_name(request),

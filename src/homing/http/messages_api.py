@@ -5,32 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from litestar import Controller, Request, get
+from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, QueryParameter
 
-from homing.access.api import ErrorReply
+from homing.access.api import errors
 from homing.desk import query
 from homing.desk.desk import MOST_ROWS, Desk
 from homing.desk.view import MessageDetail, MessagePage, detail_view, page_view
 from homing.errors import InvalidRequest, NotFound
+from homing.http.asking import AnyRequest
 from homing.messages.model import Wanted
-
-_DESCRIPTIONS = {
-    400: "The query line or another parameter is wrong; the message says what, and how to mend it",
-    401: "A key is needed, and none that counts was given",
-    403: "The key lacks the scope that the message names",
-    404: "There is no such message",
-}
-
-
-def _errors(*statuses: int) -> dict[int, ResponseSpec]:
-    return {
-        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
-        for status in statuses
-    }
-
 
 Line = Annotated[
     str,
@@ -52,11 +37,11 @@ class MessagesApi(Controller):
         "/",
         summary="Messages of all lanes, newest first, by a query line",
         opt={"scope": "desk:read"},
-        responses=_errors(400, 401, 403),
+        responses=errors(400, 401, 403),
     )
     async def list(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         desk: NamedDependency[Desk],
         q: Line = "",
         cursor: Cursor = None,
@@ -71,10 +56,10 @@ class MessagesApi(Controller):
         "/{message_id:str}",
         summary="One message of any lane: timeline, payload, mail, and why it waits",
         opt={"scope": "desk:read"},
-        responses=_errors(401, 403, 404),
+        responses=errors(401, 403, 404),
     )
     async def get(
-        self, request: Request[Any, Any, Any], desk: NamedDependency[Desk], message_id: FromPath[str]
+        self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]
     ) -> MessageDetail:
         may = _may(request)
         detail = await desk.show(message_id, may=may)
@@ -95,7 +80,7 @@ def wanted_of(line: str) -> Wanted:
     raise InvalidRequest(query.told(wanted), "q")
 
 
-def _may(request: Request[Any, Any, Any]) -> Any:
+def _may(request: AnyRequest) -> Any:
     """Without a door nobody is asked: for tests of routes."""
     user = request.scope.get("user")
     return user.may if user is not None else lambda _scope: True

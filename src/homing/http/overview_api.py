@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
-from litestar import Controller, Request, get
+from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery
 
-from homing.access.api import ErrorReply
-from homing.access.principal import Principal
+from homing.access.api import errors
 from homing.desk.overview import Hours, Overview, OverviewView
+from homing.http.asking import AnyRequest, who_of
 
-_DESCRIPTIONS = {
-    400: "hours is 3 or 24",
-    401: "A key is needed, and none that counts was given",
-    403: "The key lacks the scope that the message names",
-}
 #: Parameters of a query are texts.
 _HOURS: dict[str, Hours] = {"3": 3, "24": 24}
 
@@ -30,14 +24,11 @@ class OverviewApi(Controller):
     @get(
         summary="How each lane does, and what needs somebody now",
         opt={"scope": "desk:read"},
-        responses={
-            status: ResponseSpec(ErrorReply, description=told, generate_examples=False)
-            for status, told in _DESCRIPTIONS.items()
-        },
+        responses=errors(400, 401, 403),
     )
     async def overview(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         overview: NamedDependency[Overview],
         hours: FromQuery[Literal["3", "24"]] = "3",
     ) -> OverviewView:
@@ -45,5 +36,4 @@ class OverviewApi(Controller):
 
         Durations are seconds. A `series` goes back as many hours as asked for, in even steps.
         """
-        user: Principal = request.user
-        return await overview.look(datetime.now(UTC), hours=_HOURS[hours], may=user.may)
+        return await overview.look(datetime.now(UTC), hours=_HOURS[hours], may=who_of(request).may)

@@ -10,7 +10,7 @@ from homing.db.conditions import LONGEST_CODE
 
 #: The empty code; a line cannot show it in another way.
 _EMPTY: Final = "%"
-_UNWRITABLE: Final = re.compile(r"[%\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNWRITABLE: Final = re.compile(r"[%\x00-\x1f\x7f-\x9f]")
 
 
 def told_apart(code: str) -> str:
@@ -24,8 +24,12 @@ def escaped(code: str) -> str:
 
 
 def _in_percent(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
+    return "".join(f"%{byte:02X}" for byte in found[0].encode())
 
 
-def unescaped(text: str) -> str:
-    return "" if text == _EMPTY else told_apart(unquote(text, errors="surrogatepass"))
+def unescaped(text: str) -> str | None:
+    """What was escaped; None where that is no text."""
+    try:
+        return "" if text == _EMPTY else told_apart(unquote(text, errors="strict"))
+    except UnicodeDecodeError:
+        return None

@@ -1,29 +1,22 @@
-"""What lanes do alike with many messages at once: dead letters by what they died of, walks for a bulk run."""
+"""Dead letters by what they died of: the same groups, and the same words for them, in every lane."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homing.db import Database, Row, load_queries
-from homing.db.conditions import is_one_of, readable
-from homing.db.looking import Table
-from homing.db.walking import counted_up_to
+from homing.db import Row
+from homing.db.conditions import readable, written
 from homing.engine.likeness import code_like, likeness
 from homing.messages.codes import escaped, told_apart
-from homing.messages.model import LANES, DeadGroup, HowMany, LaneName, Wanted
+from homing.messages.model import DeadGroup, LaneName
 
-#: Of a lane without an index by error so many of the newest dead are looked at, and of these so many read.
-#: They lie far apart: at 5,000,000 messages twenty thousand of them took seconds, before they were in memory.
-MOST_LOOKED_AT: Final = 3_000
-MOST_READ: Final = 500
-#: Of a lane with one, so many of each error are counted, and so many read.
+#: Of a lane with an index by error, so many of each error are counted, and so many read.
 MOST_COUNTED: Final = 20_000
 MOST_READ_OF_EACH: Final = 100
 #: Codes that are told apart by the database, and groups that are shown.
@@ -55,7 +48,7 @@ def cause_of(row: Row, *, is_lower_bound: bool, words: Callable[[str], str] = st
         readable(row["first_at"]),
         readable(row["last_at"]),
         row["newest"],
-        words(row["text"] or ""),
+        words(written(row["text"] or "")),
         is_lower_bound,
     )
 
@@ -145,92 +138,3 @@ def _name(codes: Sequence[str]) -> str | None:
     if not codes:
         return None
     return codes[0] if len(codes) == 1 else code_like(codes[0])
-
-
-class Way(Protocol):
-    """Through the messages that are meant."""
-
-    async def numbers(self, after: int | None, limit: int) -> list[int]: ...
-
-    async def count(self, most: int, seconds: float) -> tuple[int, bool]: ...
-
-
-class Walked(ABC):
-    """Counts the messages of a lane that are meant, and walks through them."""
-
-    def __init__(self, database: Database, package: str) -> None:
-        self._database = database
-        self._dead_queries = load_queries(package, database.dialect, "desk_dead")
-
-    @abstractmethod
-    def _walk(self, wanted: Wanted, *, newest_first: bool) -> Way | None:
-        """Through those that are meant; None when there can be none."""
-
-    async def count(self, wanted: Wanted, *, most: int, seconds: float) -> HowMany:
-        if replace(wanted, lanes=LANES, phases=(), states=()) == Wanted() and wanted.states:
-            counted = await self._count_states(wanted.states, most)
-            return HowMany(min(counted, most), counted > most)
-        # What is counted when the time is over is rather the newest than the oldest.
-        walk = self._walk(wanted, newest_first=True)
-        return HowMany(*await walk.count(most, seconds)) if walk is not None else HowMany(0)
-
-    @abstractmethod
-    async def _count_states(self, states: Sequence[str], most: int) -> int:
-        """Where nothing else is asked for; more than `most` need not be told apart."""
-
-    async def numbers(
-        self, wanted: Wanted, *, after: int | None, limit: int, newest_first: bool = False
-    ) -> Sequence[int]:
-        walk = self._walk(wanted, newest_first=newest_first)
-        return await walk.numbers(after, limit) if walk is not None else []
-
-    async def _ask(self, name: str, **parameters: Any) -> Sequence[Row]:
-        query, by_index = self._dead_queries[name], self._dead_queries.get("by_index")
-        if by_index is None:
-            return await self._database.fetch(query, parameters)
-        return (await self._database.fetch_all([by_index, query], parameters))[1]
-
-
-class DeadByText(Walked):
-    """Of a lane without an index by error: the newest dead are told apart by what is written of them."""
-
-    name: LaneName
-    #: Where they are, and the column of their state.
-    _table: Table
-    _status: str
-
-    @abstractmethod
-    async def counts(self) -> Mapping[str, int]: ...
-
-    @abstractmethod
-    def _id_of(self, number: int) -> str: ...
-
-    async def _count_states(self, states: Sequence[str], most: int) -> int:
-        if self._database.dialect == "postgres":
-            return await self._count_entries([self._condition(state) for state in states], most)
-        counts = await self.counts()
-        return sum(counts.get(state, 0) for state in states)
-
-    async def _count_entries(self, conditions: Sequence[str], most: int) -> int:
-        """There is no tally by states, and an incident may have millions in one of them."""
-        query = counted_up_to(self._table, conditions, most + 1, self._database.dialect)
-        _set, (row,) = await self._database.fetch_all([self._dead_queries["by_index"], query], {})
-        return int(row["count"])
-
-    def _condition(self, state: str) -> str:
-        """Of a state that an index has."""
-        return is_one_of(self._status, (state,))
-
-    def _words(self, text: str) -> str:
-        """What a person reads, of what is written."""
-        return text
-
-    async def dead_groups(self) -> Sequence[DeadGroup]:
-        rows = await self._ask("dead_codes", most=MOST_LOOKED_AT, codes=MOST_CODES)
-        causes = [
-            cause_of(row, is_lower_bound=row["looked"] >= MOST_LOOKED_AT, words=self._words) for row in rows
-        ]
-        said: dict[str | None, list[str]] = defaultdict(list)
-        for row in await self._ask("dead_words", most=MOST_READ) if rows else ():
-            said[row["code"]].append(self._words(row["text"] or ""))
-        return groups_of(self.name, causes, said, id_of=self._id_of)

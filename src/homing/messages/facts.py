@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from homing.db import iso
-from homing.db.conditions import UNCLASSIFIED, readable
+from homing.db.conditions import LONGEST_CODE, UNCLASSIFIED, readable, written
 from homing.messages.model import Body, Verb
 from homing.strict_json import pretty
 
@@ -18,7 +18,6 @@ from homing.strict_json import pretty
 LONGEST_BODY: Final = 200_000
 _LONGEST_FACT: Final = 2_000
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,80}(?=:|$)")
-_LONGEST_CODE = 80
 
 
 def body_of(text: str, content_type: str) -> Body:
@@ -29,7 +28,7 @@ def body_of(text: str, content_type: str) -> Body:
 
 def json_body(columns: Mapping[str, str | None]) -> Body | None:
     """Some JSON columns of a row as one object; what is no JSON is shown as the text that it is."""
-    given = {name: _json(text) for name, text in columns.items() if text}
+    given = {name: _json(written(text)) for name, text in columns.items() if text}
     if not given:
         return None
     return body_of(msgspec.json.encode(given).decode(), "application/json")
@@ -39,19 +38,19 @@ def _json(text: str) -> Any:
     try:
         msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return str(text)
+        return text
     return msgspec.Raw(text.encode())
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
     """Those that have something to tell, as text."""
-    return [(name, _fact(value)) for name, value in pairs if value not in {None, ""}]
+    return [(name, _fact(value)) for name, value in pairs if value is not None and value != ""]
 
 
 def _fact(value: Any) -> str:
     if isinstance(value, datetime):
         return iso(value) or ""
-    text = str(value)
+    text = written(value)
     return text if len(text) <= _LONGEST_FACT else f"{text[:_LONGEST_FACT]}…"
 
 
@@ -67,16 +66,16 @@ def code_of(error: str | None) -> str | None:
     """The code of `code: message`; of another program's text, its beginning."""
     if not error:
         return None
-    text = str(error)
+    text = written(error)
     found = _CODE.match(text)
-    return found[0] if found else text.partition(":")[0].strip()[:_LONGEST_CODE] or UNCLASSIFIED
+    return found[0] if found else text.partition(":")[0].strip()[:LONGEST_CODE] or UNCLASSIFIED
 
 
 def message_of(error: str | None) -> str | None:
     """What `code: message` says after its code."""
     if not error:
         return None
-    text = str(error)
+    text = written(error)
     found = _CODE.match(text)
     return text[found.end() + 1 :].strip() or text if found else text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from msgspec.structs import replace
@@ -11,10 +11,10 @@ from homing.alerts.deaths import UNCLASSIFIED, VARIOUS, Feed, FoundDeaths, Noted
 from homing.alerts.desk import Alerts as Desk
 from homing.alerts.eyes import (
     BacklogEye,
-    Crew,
     DeadEye,
     Eye,
     IdleEye,
+    OldestDue,
     TargetEye,
     WorkerEye,
     jobs_due,
@@ -24,7 +24,7 @@ from homing.alerts.post import PACKAGED_TEMPLATES, Post, Ways, Webhook
 from homing.alerts.rules import Terms
 from homing.alerts.store import AlertStore
 from homing.alerts.watch import Watch
-from homing.db import Database, iso
+from homing.db import Database
 from homing.desk.desk import Desk as MessageDesk
 from homing.errors import InvalidRequest, SettingsError
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
@@ -39,10 +39,6 @@ from homing.senders.egress import EgressGuard
 from homing.settings import Settings
 from homing.workers.fleet import Fleet
 
-OldestDue = Callable[[], Awaitable[float]]
-
-#: Seconds; whoever was lost before is on no page any more.
-_LOST_IS_NEWS = 4 * 3600.0
 #: Words that stand for several, and those that may have been cut.
 _MANY_WORDS: Final = frozenset({UNCLASSIFIED, VARIOUS, "None"})
 _LONG_WORD: Final = 79
@@ -92,47 +88,33 @@ class Alerts:
 
     def _feeds(self) -> list[Feed]:
         main, jobs = self._ground.database, self._jobs.database
-        feeds: list[Feed] = [
-            self._noted("mail_outbox", main, lambda number: f"outbox_{number}"),
-            self._noted("email_log", main, lambda number: f"email_{number}"),
+        return [
+            self._noted("mail_outbox", "homing_mail_death", main, lambda number: f"outbox_{number}"),
+            self._noted("email_log", "homing_email_death", main, lambda number: f"email_{number}"),
+            self._noted("dispatch_jobs", "homing_job_death", jobs, text_of),
+            FoundDeaths("open_events", self._notifications.database, self._store),
         ]
-        # On MongoDB nothing notes who dies.
-        if jobs.dialect != "mongodb":
-            feeds.append(self._noted("dispatch_jobs", jobs, text_of))
-        return [*feeds, FoundDeaths("open_events", self._notifications.database, self._store)]
 
-    def _noted(self, lane: str, database: Database, name_of: Callable[[int], str]) -> NotedDeaths:
-        return NotedDeaths(lane, database, self._store, name_of)
+    def _noted(self, lane: str, table: str, database: Database, name_of: Callable[[int], str]) -> NotedDeaths:
+        return NotedDeaths(lane, table, database, self._store, name_of)
 
     def _eyes(self) -> list[Eye]:
         due = self._oldest_due()
-        eyes: list[Eye] = [BacklogEye(lane, oldest, self._terms) for lane, oldest in due.items()]
-        if self._jobs.database.dialect != "mongodb":
-            eyes.append(TargetEye(self._jobs.database, self._terms, self.ways.alert_target))
-        return [*eyes, IdleEye(due, self._crew, self._terms), WorkerEye(self._crew), DeadEye(self._are_left)]
+        return [
+            *(BacklogEye(lane, oldest, self._terms) for lane, oldest in due.items()),
+            TargetEye(self._jobs.database, self._terms, self.ways.alert_target),
+            *(IdleEye(lane, oldest, self._fleet, self._terms) for lane, oldest in due.items()),
+            WorkerEye(self._fleet),
+            DeadEye(self._are_left),
+        ]
 
     def _oldest_due(self) -> dict[str, OldestDue]:
-        due: dict[str, OldestDue] = {
+        return {
             "mail_outbox": mails_due(self._ground.database),
+            "dispatch_jobs": jobs_due(self._jobs.database, self.ways.alert_target),
             "email_log": self._emails.log.oldest_due,
             "open_events": self._notifications.rows.oldest_due,
         }
-        if self._jobs.database.dialect != "mongodb":
-            due["dispatch_jobs"] = jobs_due(self._jobs.database, self.ways.alert_target)
-        return due
-
-    async def _crew(self) -> Crew:
-        workers, pauses = await self._fleet.workers(), await self._fleet.pauses()
-        there = [one for one in workers if one.state in {"running", "stopping"}]
-        return Crew(
-            lanes=frozenset(lane.partition(":")[0] for one in there for lane in one.lanes),
-            paused=frozenset(pause.name.partition(":")[0] for pause in pauses if pause.scope == "lane"),
-            lost={
-                one.name: iso(one.seen_at) or ""
-                for one in workers
-                if one.state == "lost" and one.silent_seconds < _LOST_IS_NEWS
-            },
-        )
 
     async def _idle(self) -> frozenset[str]:
         crews = await self._fleet.crews(("mail_outbox", "dispatch_jobs"))

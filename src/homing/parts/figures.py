@@ -104,8 +104,9 @@ class Figures:
         ]
 
     async def _paused(self) -> dict[str, str]:
+        """By lane: one whose stage is paused does not come to its end either."""
         pauses = await self._operations.fleet.pauses()
-        return {pause.name: pause.asked_by for pause in pauses if pause.scope == "lane"}
+        return {pause.name.partition(":")[0]: pause.asked_by for pause in pauses if pause.scope == "lane"}
 
     async def _queues(self) -> list[QueueDepth]:
         """Not those of dead letters: they wait for a person."""

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from homing.db import Database
+from homing.db.place import place_of
 from homing.desk.checkup import Checkup, Examine
 from homing.desk.installation import Installation, Kept, Setting, Store
 from homing.engine.prune import Step, age_in_words
@@ -45,12 +46,6 @@ class Health:
             list(_kept(self._pruning)),
             [_setting(settings, name, field) for name, field in FIELDS.items()],
         )
-
-
-def place_of(url: str) -> str:
-    """Who logs in, how, and with what options is nobody's business on a screen."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _kept(pruning: Sequence[Step]) -> Iterator[Kept]:

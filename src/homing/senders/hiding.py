@@ -23,6 +23,10 @@ _SECRET: Final = re.compile(
 #: … and so do these, which are too short to be looked for inside of others.
 _SHORT: Final = frozenset("tkchsu")
 _PARAMETER: Final = re.compile(r"([?&#;](?:amp;)?)([\w.\[\]-]{1,100})=([^&#;\s\"'<>)\]]+)")
+#: A name and its value, a text, a list of plain values or a number, in what only looks like JSON.
+_PAIR: Final = re.compile(
+    r'"([^"\\]{1,100})"(\s*:\s*)("(?:[^"\\]|\\.)*"?|\[[^\[\]{}]*\]?|[^\s",{}\[\]]+)', re.DOTALL
+)
 #: In steps: a text that has no link is looked at once.
 _LINK: Final = re.compile(r"(https?://[^\s/?#\"'<>]+)(/[^\s?#\"'<>]*)", re.IGNORECASE)
 #: Behind one of these a path goes on with what it is about.
@@ -74,12 +78,18 @@ def _without_path(found: re.Match[str]) -> str:
 def hide_in_json(text: str) -> str:
     """Of an object the values whose names tell that they are secrets, at any depth, and tokens in links.
 
-    Numbers stay as they were written. What is no JSON is a text like any other.
+    Numbers stay as they were written. What is no JSON, or is by other readers only (`NaN`), stays a text,
+    without the values that stand beside such names.
     """
     try:
         return msgspec.json.encode(_cleaned(text.encode())).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return hide_tokens(text)
+        return hide_tokens(_PAIR.sub(_without_secret, text))
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    name, colon, _ = found.groups()
+    return f'"{name}"{colon}"{HIDDEN}"' if is_secret_name(name) else found[0]
 
 
 def _cleaned(text: bytes, name: str = "") -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
 
+from homing.db.plain import plain
 from homing.engine.model import Delivered, Failure, Outcome, Reject, Retry
 from homing.senders.compose import Envelope, Problem, StoredMail, compose, envelope_of
 from homing.senders.mail import MailSender, SendErrorCode, SendResult, Verdict
@@ -95,5 +96,4 @@ _LONGEST_ERROR = 500
 
 def compact(failure: Failure) -> str:
     text = f"{failure.code}: {failure.message}" if failure.message else failure.code
-    # PostgreSQL's text holds everything but NUL.
-    return " ".join(text.replace("\x00", " ").split())[:_LONGEST_ERROR]
+    return plain(text, _LONGEST_ERROR)

@@ -68,9 +68,14 @@ _COLUMNS = tuple(name for name in Shown.__struct_fields__ if name not in {"has_a
 def shown(row: Row, **columns: Any) -> Shown:
     """By the names of the columns; what a lane calls differently is given."""
     named = {name: columns[name] if name in columns else row[name] for name in _COLUMNS}
-    named["variables"] = hide_in_json(named["variables"]) if named["variables"] else None
+    named["variables"] = hide_in_json(_text(named["variables"])) if named["variables"] else None
     named["last_attempt_at"] = named["last_attempt_at"] or datetime.now(UTC)
     return Shown(**named)
+
+
+def _text(value: Any) -> str:
+    """On SQLite another program may have written it as octets, or as a number."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def preview_of(
@@ -103,21 +108,14 @@ def _composed(mail: Shown, templates: Templates, default_sender: str, attachment
 def assembled(message: MailMessage) -> Preview:
     """A message as it goes out, without what would work in it."""
     harmless = _harmless(message)
+    shown = Preview(text=harmless.whole_text, html=harmless.whole_html)
     try:
         source = assemble(harmless)
     except Unassemblable as error:
-        return Preview((), harmless.whole_text, harmless.whole_html, "", f"{error.field}: {error.reason}")
-    except (ValueError, UnicodeError) as error:
-        return Preview(
-            (),
-            harmless.whole_text,
-            harmless.whole_html,
-            "",
-            f"it cannot be assembled ({type(error).__name__})",
-        )
-    return Preview(
-        _headers_of(source), harmless.whole_text, harmless.whole_html, source.decode("utf-8", "replace")
-    )
+        return replace(shown, trouble=str(error))
+    except ValueError as error:
+        return replace(shown, trouble=f"it cannot be assembled ({type(error).__name__})")
+    return replace(shown, headers=_headers_of(source), source=source.decode("utf-8", "replace"))
 
 
 def _harmless(message: MailMessage) -> MailMessage:

@@ -287,14 +287,15 @@ def _attempt(lane: str, id: int, attempts: int, *, sends: bool) -> dict[str, Any
 
 def _of_target(target: str) -> dict[str, Any]:
     """`https://example.org:443#12`: where it went, without the path, which may hold a secret."""
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        # Of an address that another program wrote, and that is none.
+        return {}
     if not parts.hostname:
         return {}
-    return {
-        "server.address": parts.hostname,
-        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
-        "url.scheme": parts.scheme,
-    }
+    return {"server.address": parts.hostname, "server.port": port, "url.scheme": parts.scheme}
 
 
 # ── between their words and ours ─────────────────────────────────────────────────────────────────

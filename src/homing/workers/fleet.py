@@ -8,10 +8,11 @@ import msgspec
 
 from homing.db import Database, Row, instant, load_queries
 from homing.errors import InvalidRequest, NotFound
+from homing.senders.addresses import CONTROL
 from homing.workers.crew import Crew, crew_of
 from homing.workers.model import Identity, Own, Pause, Report, Scope, WorkerView
 
-#: A process that was not seen for so many seconds is lost: six heartbeats.
+#: A process that was not seen for so many seconds is lost: seven heartbeats.
 LOST_AFTER = 30.0
 CHANNEL = "homing_pause"
 
@@ -62,7 +63,7 @@ class Fleet:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
     async def workers(self) -> list[WorkerView]:
-        """Those that stopped stand last."""
+        """Those that were lost stand after those that are there, and those that stopped last."""
         rows = await self._database.fetch(
             self._queries["workers"], {"lost_after": LOST_AFTER, "limit": _MOST_SHOWN}
         )
@@ -89,9 +90,8 @@ class Fleet:
             )
 
     async def _state(self, name: str) -> str:
-        rows = await self._database.fetch(
-            self._queries["worker"], {"name": _text(name), "lost_after": LOST_AFTER}
-        )
+        given = {"name": name, "lost_after": LOST_AFTER}
+        rows = await self._database.fetch(self._queries["worker"], given) if _can_be(name) else []
         if not rows:
             raise NotFound(f"there is no worker {name}; `homing workers` shows those there are")
         state: str = rows[0]["state"]
@@ -107,7 +107,7 @@ class Fleet:
 
     async def resume(self, scope: Scope, name: str) -> bool:
         """False when it was not paused."""
-        return await self._change("resume", {"scope": scope, "name": _text(name)})
+        return _can_be(name) and await self._change("resume", {"scope": scope, "name": name})
 
     async def _change(self, query: str, given: dict[str, str | None]) -> bool:
         changed = bool(await self._database.fetch(self._queries[query], given))
@@ -147,13 +147,13 @@ def _pause(row: Row) -> Pause:
     return Pause(row["scope"], row["name"], row["reason"], row["asked_by"], asked)
 
 
-def _text(name: str) -> str:
-    """NUL is no text for PostgreSQL, and no name has one."""
-    return name.replace("\x00", "")
+def _can_be(name: str) -> bool:
+    """No name has what is no text for PostgreSQL."""
+    return CONTROL.search(name) is None
 
 
 def _reason(given: str | None) -> str | None:
-    text = _text(given or "").strip()
+    text = " ".join(CONTROL.sub(" ", given or "").split())
     if len(text) > _LONGEST_REASON:
         raise InvalidRequest(f"reason: it has at most {_LONGEST_REASON} characters", "reason")
     return text or None

@@ -18,7 +18,7 @@ SELECT name, host, pid, version, lanes::text AS lanes, serves, report::text AS r
     CASE WHEN state <> 'stopped' AND seen_at < now() - make_interval(secs => :lost_after) THEN 'lost' ELSE state END
         AS state
 FROM homing_worker
-ORDER BY state = 'stopped', name
+ORDER BY state = 'stopped', seen_at < now() - make_interval(secs => :lost_after), name
 LIMIT :limit
 
 -- name: worker

@@ -28,7 +28,7 @@ SELECT name, host, pid, version, lanes, serves, report, started_at, seen_at,
     (julianday('now') - julianday(seen_at)) * 86400.0 AS silent_seconds,
     CASE WHEN state <> 'stopped' AND seen_at < {lost_before} THEN 'lost' ELSE state END AS state
 FROM homing_worker
-ORDER BY homing_worker.state = 'stopped', name
+ORDER BY homing_worker.state = 'stopped', seen_at < {lost_before}, name
 LIMIT :limit
 
 -- name: worker

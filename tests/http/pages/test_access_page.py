@@ -75,7 +75,7 @@ async def test_a_key_is_shown_once_works_and_is_revoked(door: Door, admin: Visit
         ({"name": "x", "scope": "nonsense"}, "no scope"),
         ({"name": "x", "scope": "ops", "rate": "many"}, "write a number"),
     ):
-        assert why in await admin.done("/access/keys", **wrong)
+        assert why in await admin.refused("/access/keys", **wrong)
 
 
 async def test_users_are_added_changed_and_removed(door: Door, admin: Visitor) -> None:
@@ -83,9 +83,10 @@ async def test_users_are_added_changed_and_removed(door: Door, admin: Visitor) -
     password = secret_in(answer.text)
     assert await can_log_in(door, "ann", password)
     assert "can log in" in await admin.done("/access/users", name="bo", role="operator", password="x" * 12)
-    assert "already" in await admin.done("/access/users", name="bo", role="operator", password="x" * 12)
-    assert "12 to" in await admin.done("/access/users", name="cy", role="viewer", password="short")
-    assert "a role is one of" in await admin.done("/access/users", name="cy", role="king", password="x" * 12)
+    assert "already" in await admin.refused("/access/users", name="bo", role="operator", password="x" * 12)
+    assert "12 to" in await admin.refused("/access/users", name="cy", role="viewer", password="short")
+    wrong = {"name": "cy", "role": "king", "password": "x" * 12}
+    assert "a role is one of" in await admin.refused("/access/users", **wrong)
     assert "is operator now" in await admin.done("/access/users/role", name="ann", role="operator")
     new = secret_in((await admin.send("/access/users/password", {"name": "ann"})).text)
     assert not await can_log_in(door, "ann", password)
@@ -108,7 +109,7 @@ async def test_sessions_are_ended_everywhere_and_nobody_takes_their_own_rights(
         # Other processes remember a session for two seconds; this one is made to forget it now.
         door.homing.access.sessions._known._entries.clear()
         assert (await operator.client.get("/targets")).status_code == 401
-    assert "not to yourself" in await admin.done("/access/users/role", name="admin", role="viewer")
+    assert "not to yourself" in await admin.refused("/access/users/role", name="admin", role="viewer")
     assert "not to yourself" in await admin.done("/access/users/remove", name="admin")
     page = await admin.read("/access")
     assert '<span class="tag">you</span>' in page

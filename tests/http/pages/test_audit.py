@@ -116,7 +116,7 @@ async def test_a_search_looks_so_far_and_says_so(
         ({"who": "a\x00b"}, "who"),
         ({"before": "-1"}, "before is the id"),
     ):
-        assert why in await operator.read("/audit", **query)
+        assert why in await operator.read("/audit", 422, **query)
     assert (await operator.client.get("/audit/export?format=pdf")).status_code == 400
 
 

@@ -83,9 +83,9 @@ async def given(door: Door, admin: Visitor) -> None:
     assert "signing_secret" not in answer.text
     (row,) = await door.homing.credentials.page()
     assert (await sent_by(door, text_of(row["id"])))[0] == "Bearer canary-token"
-    told = await admin.done("/credentials/create", name="none", bearer="given")
+    told = await admin.refused("/credentials/create", name="none", bearer="given")
     assert "none is" in told
-    assert "need a bearer token" in await admin.done("/credentials/create", name="none", bearer="none")
+    assert "need a bearer token" in await admin.refused("/credentials/create", name="none", bearer="none")
     assert len(await door.homing.credentials.page()) == 1
 
 
@@ -131,8 +131,8 @@ async def deleted(door: Door, admin: Visitor) -> None:
     assert '<td class="num">2</td>' in await admin.read("/credentials")
     page = await admin.read("/credentials/one", id=id)
     assert "2 open jobs use these credentials" in page
-    assert "sure" in await admin.done("/credentials/delete", id=id, force="yes")
-    assert "open jobs use" in await admin.done("/credentials/delete", id=id, sure="yes")
+    assert "tick that you are sure" in await admin.refused("/credentials/delete", id=id, force="yes")
+    assert "open jobs use" in await admin.refused("/credentials/delete", id=id, sure="yes")
     assert "are deleted" in await admin.done("/credentials/delete", id=id, sure="yes", force="yes")
     assert await door.homing.credentials.page() == []
     assert (await admin.client.get("/credentials/one", params={"id": id})).status_code == 404

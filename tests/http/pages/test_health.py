@@ -15,7 +15,6 @@ from tests.outbox import LogLines
 from homing.desk.checkup import Checkup, Examine, Finding
 from homing.doctor import findings
 from homing.errors import DatabaseError
-from homing.parts.health import place_of
 from homing.telemetry import Telemetry, make_logger
 
 
@@ -75,6 +74,25 @@ async def test_it_looks_again_when_it_is_told_to(door: Door, operator: Visitor) 
     assert ("user:viewer", "health.run", "refused") in actions
 
 
+async def test_a_look_that_broke_off_is_not_called_well(door: Door, operator: Visitor) -> None:
+    async def away() -> AsyncIterator[Finding]:
+        for finding in found:
+            yield finding
+        raise DatabaseError("the server is away")
+
+    found: list[Finding] = []
+    door.homing.health.examine = away
+    for verdict in ("", "", "1 of 2 checks needs attention"):
+        door.homing.health.checkup.start()
+        await door.homing.health.checkup.ended()
+        page = await operator.read("/health")
+        assert "The look was not finished: the server is away" in page
+        assert ('id="verdict"' in page, "are well" in page) == (bool(verdict), False)
+        assert verdict in page
+        assert ('aria-label="Checks"' in page) == bool(found)
+        found.append(Finding("database", not found, "so"))
+
+
 def _slow() -> tuple[Examine, asyncio.Event]:
     go = asyncio.Event()
 
@@ -83,14 +101,6 @@ def _slow() -> tuple[Examine, asyncio.Event]:
         yield Finding("database", True, "there")
 
     return examine, go
-
-
-def test_places_tell_no_user_and_no_password() -> None:
-    assert (
-        place_of("postgresql://ann:canary@db.example:5432/homing?sslkey=canary")
-        == "postgresql://db.example:5432/homing"
-    )
-    assert place_of("sqlite:///homing.db") == "sqlite:///homing.db"
 
 
 # ── the look itself ──────────────────────────────────────────────────────────────────────────────

@@ -128,6 +128,19 @@ async def test_an_outage_is_told_and_a_bug_ends_the_stream(stage: Stage) -> None
     assert "canary" not in stage.log.text
 
 
+async def test_who_leaves_what_has_ended_takes_no_place_from_what_began_since(stage: Stage) -> None:
+    old = stage.follow()
+    await event(old)
+    stage.watched.trouble = ValueError("canary")
+    await happens(lambda: stage.streams.topics == 0)
+    stage.watched.trouble = None
+    async with aclosing(stage.follow("user:bob")) as new:
+        await event(new)
+        await old.aclose()
+        assert (stage.streams.followers, stage.streams.topics) == (1, 1)
+    assert stage.streams.topics == 0
+
+
 async def test_who_is_logged_out_or_reads_too_slowly_is_sent_away(stage: Stage) -> None:
     async with aclosing(stage.follow()) as stream:
         await event(stream)

@@ -151,6 +151,15 @@ async def test_a_webhook_tells_its_story_and_keeps_its_secrets(
     assert forms_of(page) >= {f"/messages/{text_of(id)}/cancel", f"/messages/{text_of(id)}/send_now"}
 
 
+async def test_a_payload_with_half_a_pair_of_surrogates_is_shown(
+    jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    (id,) = await jobs.create(f"{sink.url}/gone", payload='{"a":"\\ud800","\\udc00<b>":1}')
+    page = (await operator.read(f"/messages/{text_of(id)}")).partition('id="payload-tree"')[2]
+    assert "&#34;\\ud800&#34;" in page
+    assert '<span class="key">&#34;\\udc00&lt;b&gt;&#34;</span>' in page
+
+
 async def test_a_message_is_requeued_and_cancelled_by_a_button(
     door: Door, jobs: JobBench, operator: Visitor, viewer: Visitor, sink: HttpSink
 ) -> None:

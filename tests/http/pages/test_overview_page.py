@@ -11,10 +11,11 @@ from html import unescape
 import pytest
 from tests.emails import until
 from tests.http.door import Door
-from tests.http.pages.visitor import door_with_people, forms_of, visiting
+from tests.http.pages.visitor import Visitor, door_with_people, forms_of, visiting
 from tests.jobs import JobBench
 
 from homing.desk.bulk import BulkRun
+from homing.lanes.dispatch_jobs.statistics import JobStatistics, Statistics
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.testing.http_sink import Answer, HttpSink
 
@@ -86,6 +87,26 @@ async def test_the_first_page_tells_how_it_goes_and_what_needs_a_person(
             await viewer.read(unescape(link))
 
 
+async def test_figures_that_take_their_time_are_not_waited_for(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, ask = asyncio.Event(), JobStatistics._ask
+
+    async def slowly(statistics: JobStatistics) -> Statistics:
+        await go.wait()
+        return await ask(statistics)
+
+    monkeypatch.setattr(JobStatistics, "_ask", slowly)
+    async with door_with_people(sqlite_url) as door, visiting(door, "viewer") as viewer:
+        assert 'id="webhooks-title"' not in await viewer.read("/")
+        go.set()
+        await until(lambda: is_told(viewer, 'id="webhooks-title"'))
+
+
+async def is_told(viewer: Visitor, text: str) -> bool:
+    return text in await viewer.read("/")
+
+
 @pytest.mark.clause("RTY-15", "JOB-25")
 async def test_a_group_of_dead_letters_is_requeued_as_a_whole(
     door: Door, jobs: JobBench, sink: HttpSink
@@ -96,7 +117,7 @@ async def test_a_group_of_dead_letters_is_requeued_as_a_whole(
         page = await viewer.read("/dead")
         assert "http_410" in page
         assert "/bulk/new" not in page
-        assert "needs the scope" in await viewer.read("/bulk/new", q="status:dead", verb="requeue")
+        assert "needs the scope" in await viewer.read("/bulk/new", 422, q="status:dead", verb="requeue")
         refused = await viewer.send("/bulk", {"q": "status:dead lane:dispatch_jobs", "verb": "requeue"})
         assert refused.status_code == 403
     async with visiting(door, "operator") as operator, running_bulk(door):
@@ -118,8 +139,8 @@ async def test_a_group_of_dead_letters_is_requeued_as_a_whole(
         assert await operator.done(f"{place}/cancel") == "It was over already."
         for path in ("/bulk/7777", "/bulk/7777777777777777777777"):
             await operator.read(path, 404)
-        assert "would mean every message" in await operator.read("/bulk/new", q="", verb="cancel")
-        assert "did you mean" in await operator.read("/bulk/new", q="statsu:dead", verb="cancel")
+        assert "would mean every message" in await operator.read("/bulk/new", 422, q="", verb="cancel")
+        assert "did you mean" in await operator.read("/bulk/new", 422, q="statsu:dead", verb="cancel")
     told = [(entry["who"], entry["action"], entry["outcome"]) for entry in await door.audit()]
     assert ("user:viewer", "bulk.start", "refused") in told
     assert ("user:operator", "bulk.start", "done") in told

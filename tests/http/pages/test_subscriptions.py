@@ -93,7 +93,7 @@ async def found(door: Door, operator: Visitor) -> None:
     answer = await operator.client.get("/subscriptions", params={"q": "#3"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/subscriptions/one?id=3")
     for query in ({"q": "just words"}, {"q": "@"}, {"status": "odd"}, {"before": "-1"}):
-        assert 'role="alert"' in await operator.read("/subscriptions", **query)
+        assert 'role="alert"' in await operator.read("/subscriptions", 422, **query)
 
 
 async def looked_for(door: Door, operator: Visitor) -> None:
@@ -125,7 +125,7 @@ async def shown(door: Door, operator: Visitor) -> None:
     assert "cannot be resumed" in await operator.done("/subscriptions/resume", id=1)
     assert "Paused" in await operator.done("/subscriptions/pause", id=1)
     assert "Resumed" in await operator.done("/subscriptions/resume", id=1)
-    assert "sure" in await operator.done("/subscriptions/end", id=1)
+    assert "tick that you are sure" in await operator.refused("/subscriptions/end", id=1)
     assert "Ended for good" in await operator.done("/subscriptions/end", id=1, sure="yes")
     page = await operator.read("/subscriptions/one", id=1)
     assert "unsubscribed" in page

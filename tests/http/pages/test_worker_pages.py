@@ -134,15 +134,19 @@ async def test_a_lane_is_paused_and_resumed_by_a_form(door: Door) -> None:
     ]
 
 
+async def test_a_stage_that_is_paused_is_seen_on_the_overview(door: Door) -> None:
+    await door.homing.fleet.pause("lane", "email_log:send", by="user:ann", reason=None)
+    assert ("Emails are paused", "by user:ann; nothing waits") in await attention_of(door)
+
+
 async def test_a_worker_is_paused_and_what_does_not_exist_is_refused(door: Door) -> None:
     await beat(door)
     await send(door, "/workers/pause", scope="worker", name="ann:1")
     assert [pause.name for pause in await door.homing.fleet.pauses()] == ["ann:1"]
     refused = await send(door, "/workers/pause", scope="lane", name="<b>")
-    assert refused.status_code == 303
-    told = (await door.client.get("/workers")).text
-    assert "there is no lane" in told
-    assert "<b>" not in told
+    assert refused.status_code == 422
+    assert "there is no lane" in refused.text
+    assert "<b>" not in refused.text
     assert (await door.audit())[-1]["outcome"] == "refused"
 
 
@@ -245,7 +249,7 @@ WRONG = (
 async def test_what_is_wrong_is_told_and_kept_in_the_form(door: Door) -> None:
     for fields, why in WRONG:
         refused = await send(door, "/router", **{**FORM, **fields})
-        assert refused.status_code == 200, fields
+        assert refused.status_code == 422, fields
         assert re.search(rf'id="refused" role="alert">[^<]*{why}', unescape(refused.text))
         assert next(iter(fields.values())) in unescape(refused.text)
     assert (await door.homing.router_configs.current())[1] == 0
@@ -255,7 +259,7 @@ async def test_what_is_wrong_is_told_and_kept_in_the_form(door: Door) -> None:
 async def test_of_two_who_change_it_at_once_the_second_is_told(door: Door) -> None:
     assert (await send(door, "/router", **FORM)).status_code == 303
     late = await send(door, "/router", **{**FORM, "pool_b_0": "7"})
-    assert late.status_code == 200
+    assert late.status_code == 422
     assert "Somebody has changed it" in late.text
     assert 'value="7"' in late.text, "what was written is not lost"
     assert 'name="version" value="1"' in late.text, "and can be saved over theirs on purpose"

@@ -56,12 +56,18 @@ def test_a_tree_keeps_numbers_and_doubled_keys() -> None:
     tree = json_tree('{"n": 12345678901234567890, "n": 1.50, "deep": [true, null, "ü\\n"], "none": {}}')
     assert tree is not None
     assert [(key, node.kind, node.text) for key, node in tree.members][:2] == [
-        ("n", "number", "12345678901234567890"),
-        ("n", "number", "1.50"),
+        ('"n"', "number", "12345678901234567890"),
+        ('"n"', "number", "1.50"),
     ]
-    deep = dict(tree.members)["deep"]
+    deep = dict(tree.members)['"deep"']
     assert [node.text for _, node in deep.members] == ["true", "null", '"ü\\n"']
-    assert dict(tree.members)["none"] == Node("object")
+    assert dict(tree.members)['"none"'] == Node("object")
+
+
+def test_half_a_pair_of_surrogates_stays_an_escape() -> None:
+    tree = json_tree('{"\\udfff": "a\\ud800", "\\ud83d\\ude00": "ü"}')
+    assert tree is not None
+    assert [(key, node.text) for key, node in tree.members] == [('"\\udfff"', '"a\\ud800"'), ('"😀"', '"ü"')]
 
 
 @pytest.mark.parametrize(

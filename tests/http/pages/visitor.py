@@ -52,6 +52,14 @@ class Visitor:
         assert told is not None, "nothing was told"
         return unescape(told[1])
 
+    async def refused(self, path: str, **form: Any) -> str:
+        """The page that a form comes back with."""
+        response = await self.send(path, form)
+        assert response.status_code == 422, response.text
+        assert not _INLINE.search(response.text), "inline script or style"
+        assert 'id="refused" role="alert"' in response.text
+        return response.text
+
 
 def forms_of(page: str) -> set[str]:
     """Where the forms of a page go, but those that every page has."""

@@ -221,6 +221,10 @@ async def test_nothing_that_looks_after_jobs_reads_them_all(
         await lane.jobs.oldest_due()
         await lane.jobs.run("stuck_groups", after="", limit=50)
         await lane.jobs.run("group_head", group_id="g0")
+        await lane.jobs.run("has_deaths")
+        await lane.jobs.run("mark_deaths", batch="b", limit=100)
+        await lane.jobs.run("marked_deaths")
+        await lane.jobs.run("failing_targets", least=5, told='["https://t1"]', alert_target="", most=200)
     assert "COLLSCAN" not in watch.stages
     assert watch.documents <= 500
     assert watch.keys <= 1500

@@ -11,7 +11,7 @@ from homing.access.audit import AuditLog, Entry, Outcome
 from homing.access.principal import Principal
 from homing.desk.desk import Desk
 from homing.errors import Forbidden, InvalidRequest
-from homing.http.pages.shell import AnyRequest
+from homing.http.asking import AnyRequest, address_of, who_of
 from homing.messages.model import LaneDesk, LaneName, Verb
 
 VERBS: Final[tuple[Verb, ...]] = ("requeue", "send_now", "cancel")
@@ -42,7 +42,7 @@ def allowed_verbs(desk: Desk, user: Principal) -> list[Verb]:
 
 async def act(desk: Desk, audit: AuditLog, request: AnyRequest, verb: Verb, ids: Sequence[str]) -> Acted:
     """Lane by lane. Who may not in one of them changes nothing in any."""
-    user: Principal = request.user
+    user = who_of(request)
     chosen = _by_lane(desk, ids)
     try:
         _require(user, [lane for lane, _ in chosen.values()])
@@ -67,12 +67,11 @@ def _by_lane(desk: Desk, ids: Sequence[str]) -> dict[LaneName, tuple[LaneDesk, l
 
 def _require(user: Principal, lanes: Sequence[LaneDesk]) -> None:
     for lane in lanes:
-        if not user.may(needed := f"{lane.scope}:operate"):
-            raise Forbidden(f"this needs the scope {needed}, which {user.who} does not have")
+        user.require(f"{lane.scope}:operate")
 
 
 def _entry(request: AnyRequest, verb: Verb, ids: Sequence[str], outcome: Outcome, done: int = 0) -> Entry:
-    address = request.client.host if request.client is not None else None
     object = ids[0][:100] if len(ids) == 1 else None
     detail = None if len(ids) == 1 and done else {"done": done, "ids": [id[:100] for id in ids[:_TOLD_IDS]]}
-    return Entry(request.user.who, f"messages.{verb}", object, address, detail, outcome)
+    who = who_of(request).who
+    return Entry(who, f"messages.{verb}", object, address_of(request), detail, outcome)

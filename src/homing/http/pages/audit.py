@@ -21,13 +21,16 @@ from homing.access.desk import Access
 from homing.db import instant
 from homing.desk.query import read
 from homing.errors import InvalidRequest
+from homing.http.asking import AnyRequest
 from homing.http.numbers import page_before
-from homing.http.pages.shell import AnyRequest, link, render
+from homing.http.pages.forms import NOTHING_SENT, Form, refusal
+from homing.http.pages.shell import link, render
 from homing.messages.model import Wanted
 
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _TONES: Mapping[str, str] = {"done": "good", "refused": "wait", "failed": "bad"}
 _AT_ONCE = 50
+_FILTER = Form("/audit")
 _LONGEST_TEXT = 500
 #: A file has at most so many entries; the rest is for another `since`.
 MOST_EXPORTED: Final = 50_000
@@ -130,21 +133,21 @@ class AuditPages(Controller):
         before: FromQuery[int | None] = None,
     ) -> Response[str]:
         asked = _Asked(who.strip(), action.strip(), outcome, object.strip(), since.strip())
-        found, mistake = AuditFound((), None), None
+        found, sent = AuditFound((), None), NOTHING_SENT
         try:
             wanted = asked.filter(datetime.now(UTC))
             found = await access.audit.search(wanted, before=page_before(before), limit=_AT_ONCE)
         except InvalidRequest as error:
-            mistake = str(error)
+            sent = _FILTER.sent(asked.parameters, refusal(error))
         given = asked.parameters
         return render(
             request,
             "audit.html",
+            sent=sent,
             entries=[_told(shown(row)) for row in found.rows],
             asked=given,
             actions=await access.audit.actions(),
             outcomes=_OUTCOMES,
-            mistake=mistake,
             looked_at=found.looked_at,
             newest=link("/audit", **given) if before is not None else "",
             older=link("/audit", **given, before=found.next) if found.next else "",

@@ -9,14 +9,19 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
 from homing.access.principal import Principal
-from homing.desk.bulk import Asker, BulkRun, BulkRuns, Counted
-from homing.errors import Forbidden, InvalidRequest
+from homing.desk.bulk import BulkRun, BulkRuns, Counted
+from homing.errors import Forbidden, HomingError, InvalidRequest
+from homing.http.asking import AnyRequest, asker_of, who_of
 from homing.http.live import Piece
 from homing.http.numbers import page_before, row_id
 from homing.http.pages.acting import verb_of
-from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, link, read_form, render
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent
+from homing.http.pages.shell import PAGE, VERB_NAMES, gone_to, link, read_form, render
+from homing.messages.model import Verb
 
 _LISTED = 30
+#: The page has but one field that a mistake can be about.
+_PLAN = Form("/bulk/new", about="q")
 #: Which lanes it touches is known when the line is read; a run asks for their scopes, and is written down.
 _ACT = {"scope": "known", "audit": "own"}
 
@@ -42,27 +47,21 @@ class BulkPages(Controller):
         verb: FromQuery[str] = "requeue",
     ) -> Response[str]:
         """How many it would be: nothing is changed before that was seen."""
-        user: Principal = request.user
-        chosen, counted, trouble = verb_of(verb), Counted(0, is_estimate=False, lanes={}), ""
+        chosen, counted, sent = verb_of(verb), None, NOTHING_SENT
         try:
-            counted = await bulk_runs.count(bulk_runs.read(q), chosen, user.may)
+            counted = await bulk_runs.count(bulk_runs.read(q), chosen, who_of(request).may)
         except (InvalidRequest, Forbidden) as error:
-            # The page has but one field that it can be about.
-            trouble = str(error).removeprefix("query: ")
-        return render(
-            request,
-            "bulk_new.html",
-            q=q,
-            verb=chosen,
-            label=VERB_NAMES[chosen],
-            counted=counted,
-            trouble=trouble,
-        )
+            sent = _refused(q, error)
+        return _plan_page(request, q, chosen, counted, sent)
 
     @post("/bulk", status_code=303, media_type=MediaType.HTML, opt=_ACT)
     async def start(self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns]) -> Response[str]:
         form = await read_form(request)
-        run = await bulk_runs.start(form.get("q", ""), verb_of(form.get("verb", "")), _asker(request))
+        verb = verb_of(form.get("verb", ""))
+        try:
+            run = await bulk_runs.start(form.get("q", ""), verb, asker_of(request))
+        except InvalidRequest as error:
+            return _plan_page(request, form.get("q", ""), verb, sent=_refused(form.get("q", ""), error))
         return gone_to(f"/bulk/{run.id}")
 
     @get("/bulk/{id:int}", media_type=MediaType.HTML)
@@ -78,15 +77,23 @@ class BulkPages(Controller):
     async def cancel(
         self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], id: FromPath[int]
     ) -> Response[str]:
-        run = await bulk_runs.cancel(row_id(id), _asker(request))
+        run = await bulk_runs.cancel(row_id(id), asker_of(request))
         stopped = run.state == "cancelled"
         told = "It stops after the batch that is under way." if stopped else "It was over already."
         return gone_to(f"/bulk/{run.id}", told, is_good=stopped)
 
 
-def _asker(request: AnyRequest) -> Asker:
-    user: Principal = request.user
-    return Asker(user.who, user.may, request.client.host if request.client is not None else None)
+def _refused(line: str, error: HomingError) -> Sent:
+    return _PLAN.sent({"q": line}, Refused(str(error).removeprefix("query: ")))
+
+
+def _plan_page(
+    request: AnyRequest, q: str, verb: Verb, counted: Counted | None = None, sent: Sent = NOTHING_SENT
+) -> Response[str]:
+    """With the line to be mended, where it cannot be counted."""
+    return render(
+        request, "bulk_new.html", sent=sent, q=q, verb=verb, label=VERB_NAMES[verb], counted=counted
+    )
 
 
 async def run_pieces(bulk_runs: BulkRuns, id: int, may: Callable[[str], bool]) -> list[Piece]:

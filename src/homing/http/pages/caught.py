@@ -13,9 +13,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from homing.db import instant
-from homing.errors import Forbidden, NotFound
+from homing.errors import NotFound
+from homing.http.asking import AnyRequest, who_of
 from homing.http.numbers import row_id
-from homing.http.pages.shell import PAGE, AnyRequest, render
+from homing.http.pages.shell import PAGE, render
 from homing.senders.caught_mail import Shelf
 
 #: A mail is somebody's html: it may show itself, and its links may be followed in a tab of their own.
@@ -23,7 +24,7 @@ MAIL_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
     "sandbox allow-popups allow-popups-to-escape-sandbox"
 )
-#: Of whoever looks at what was caught.
+#: Of whoever looks at what was caught, beside that for pages: these are whole mails, with their links.
 MAIL_SCOPE = "mail:read"
 _LISTED = 100
 
@@ -34,7 +35,7 @@ class CaughtPages(Controller):
 
     @get("/caught", media_type=MediaType.HTML)
     async def caught_mails(self, request: AnyRequest, shelf: NamedDependency[Shelf]) -> Response[str]:
-        _require_mail_scope(request)
+        who_of(request).require(MAIL_SCOPE)
         mails = [listed_mail(row) for row in await shelf.list(_LISTED)]
         return render(request, "caught_list.html", mails=mails)
 
@@ -42,7 +43,7 @@ class CaughtPages(Controller):
     async def caught(
         self, request: AnyRequest, shelf: NamedDependency[Shelf], id: FromPath[int]
     ) -> Response[str]:
-        _require_mail_scope(request)
+        who_of(request).require(MAIL_SCOPE)
         row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return render(
@@ -60,7 +61,7 @@ class CaughtPages(Controller):
     async def caught_html(
         self, request: AnyRequest, shelf: NamedDependency[Shelf], id: FromPath[int]
     ) -> Response[str]:
-        _require_mail_scope(request)
+        who_of(request).require(MAIL_SCOPE)
         _row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
         return foreign_html(_part(message, "html") or "")
@@ -69,12 +70,6 @@ class CaughtPages(Controller):
 def foreign_html(text: str) -> Response[str]:
     """Somebody else's html, which can do nothing here but be looked at."""
     return Response(text, media_type=MediaType.HTML, headers={"Content-Security-Policy": MAIL_POLICY})
-
-
-def _require_mail_scope(request: AnyRequest) -> None:
-    """Beside that for pages: these are whole mails, with their links."""
-    if not request.user.may(MAIL_SCOPE):
-        raise Forbidden(f"this needs the scope {MAIL_SCOPE}, which {request.user.who} does not have")
 
 
 async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:

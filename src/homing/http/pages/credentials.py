@@ -13,8 +13,10 @@ from msgspec import UNSET
 from homing.access.desk import Access
 from homing.db import Row, instant
 from homing.errors import InvalidRequest
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried
-from homing.http.pages.shell import AnyRequest, gone_to, link, read_form, render
+from homing.http.asking import AnyRequest
+from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen
+from homing.http.pages.shell import gone_to, link, read_form, render
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials, Credentials, Issued, RotateCredentials
 from homing.lanes.dispatch_jobs.credentials.orders import Given, Part
 from homing.lanes.dispatch_jobs.credentials.view import credentials_number, cursor_of
@@ -25,10 +27,14 @@ _AT_ONCE = 50
 _COUNTED = 1000
 _ADMINISTERS = {"scope": "credentials:admin", **OWN_AUDIT}
 _LARGEST_FORM = 16 * 1024
-#: A page that holds a secret is for whoever asked, and for this once.
-_NOT_KEPT = {"Cache-Control": "no-store"}
+_CREATE = Form(
+    "/credentials/create", {"bearerToken": "bearer_token"}, about="bearer", secrets=("bearer_token",)
+)
+_ROTATE = Form("/credentials/rotate", {"graceSeconds": "grace"}, about="part")
+_DELETE = Form("/credentials/delete", about="force")
 #: Seconds, as the form offers them.
 _GRACES: Mapping[str, int] = {"none": 0, "1 hour": 3600, "1 day": 86400, "7 days": 7 * 86400}
+_USUAL_GRACE = "1 day"
 _SECRETS: Mapping[str, str] = {"bearer_token": "Bearer token", "signing_secret": "Signing secret"}
 
 
@@ -42,29 +48,13 @@ class CredentialPages(Controller):
     async def list(
         self, request: AnyRequest, credentials: NamedDependency[Credentials], before: FromQuery[str] = ""
     ) -> Response[str]:
-        rows = await credentials.page(before=cursor_of(before or None), limit=_AT_ONCE)
-        older = link("/credentials", before=text_of(rows[-1]["id"])) if len(rows) == _AT_ONCE else ""
-        return render(
-            request,
-            "credentials.html",
-            credentials=await _listed(credentials, rows),
-            newest="/credentials" if before else "",
-            older=older,
-        )
+        return await _page_of_all(request, credentials, before)
 
     @get("/one", media_type=MediaType.HTML)
     async def one(
         self, request: AnyRequest, credentials: NamedDependency[Credentials], id: FromQuery[str]
     ) -> Response[str]:
-        row = await credentials.describe(credentials_number(id))
-        (shown,) = await _listed(credentials, [row])
-        return render(
-            request,
-            "credential.html",
-            one=shown,
-            public_key=credentials.public_key(row),
-            graces=list(_GRACES),
-        )
+        return await _page_of(request, credentials, id)
 
     @post("/create", status_code=200, media_type=MediaType.HTML, opt=_ADMINISTERS)
     async def create(
@@ -79,7 +69,7 @@ class CredentialPages(Controller):
         deed = Deed("dispatch.credentials.create", name)
         done = await tried(request, access, deed, create, result=_told)
         if isinstance(done, Refused):
-            return gone_to("/credentials", done.text, is_good=False)
+            return await _page_of_all(request, credentials, sent=_CREATE.sent(form, done))
         return _issued(request, credentials, done, "Made. These secrets are shown this once.")
 
     @post("/rotate", status_code=200, media_type=MediaType.HTML, opt=_ADMINISTERS)
@@ -87,17 +77,17 @@ class CredentialPages(Controller):
         self, request: AnyRequest, credentials: NamedDependency[Credentials], access: NamedDependency[Access]
     ) -> Response[str]:
         form = await read_form(request)
-        id, grace = form.get("id", ""), _GRACES.get(form.get("grace", ""), 86400)
+        id, grace = form.get("id", ""), form.get("grace") or _USUAL_GRACE
         parts: tuple[Part, ...] = ("signingKey",) if form.get("part") == "key" else ()
 
         async def rotate() -> Issued:
-            order = RotateCredentials(generate=parts, grace_seconds=grace)
+            order = RotateCredentials(generate=parts, grace_seconds=chosen(_GRACES, grace, "grace"))
             return await credentials.rotate(credentials_number(id), order)
 
-        deed = Deed("dispatch.credentials.rotate", id, {"graceSeconds": grace})
+        deed = Deed("dispatch.credentials.rotate", id, {"graceSeconds": _GRACES.get(grace)})
         done = await tried(request, access, deed, rotate, result=_told)
         if isinstance(done, Refused):
-            return gone_to(_path(id), done.text, is_good=False)
+            return await _page_of(request, credentials, id, sent=_ROTATE.sent(form, done))
         return _issued(request, credentials, done, "Rotated. The new secrets are shown this once.")
 
     @post("/end-grace", status_code=303, media_type=MediaType.HTML, opt=_ADMINISTERS)
@@ -129,8 +119,38 @@ class CredentialPages(Controller):
         deed = Deed("dispatch.credentials.delete", id, {"force": force or None})
         done = await tried(request, access, deed, delete)
         if isinstance(done, Refused):
-            return gone_to(_path(id), done.text, is_good=False)
+            return await _page_of(request, credentials, id, sent=_DELETE.sent(form, done))
         return gone_to("/credentials", f"The credentials {id} are deleted.")
+
+
+async def _page_of_all(
+    request: AnyRequest, credentials: Credentials, before: str = "", *, sent: Sent = NOTHING_SENT
+) -> Response[str]:
+    rows = await credentials.page(before=cursor_of(before or None), limit=_AT_ONCE)
+    older = link("/credentials", before=text_of(rows[-1]["id"])) if len(rows) == _AT_ONCE else ""
+    return render(
+        request,
+        "credentials.html",
+        sent=sent,
+        credentials=await _listed(credentials, rows),
+        newest="/credentials" if before else "",
+        older=older,
+    )
+
+
+async def _page_of(
+    request: AnyRequest, credentials: Credentials, id: str, *, sent: Sent = NOTHING_SENT
+) -> Response[str]:
+    row = await credentials.describe(credentials_number(id))
+    (shown,) = await _listed(credentials, [row])
+    return render(
+        request,
+        "credential.html",
+        sent=sent,
+        one=shown,
+        public_key=credentials.public_key(row),
+        graces=list(_GRACES),
+    )
 
 
 def _path(id: str) -> str:
@@ -159,7 +179,6 @@ def _issued(request: AnyRequest, credentials: Credentials, one: Issued, title: s
     return render(
         request,
         "credential_issued.html",
-        headers=_NOT_KEPT,
         title=title,
         id=id,
         name=one.row["name"],

@@ -9,7 +9,8 @@ from msgspec import Struct
 from homing.access.principal import Principal
 from homing.desk import query
 from homing.desk.desk import Desk
-from homing.http.pages.shell import PAGE, AnyRequest, link, render
+from homing.http.asking import AnyRequest
+from homing.http.pages.shell import PAGE, link, render
 from homing.messages.model import DeadGroup
 
 

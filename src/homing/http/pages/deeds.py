@@ -9,14 +9,14 @@ from msgspec import Struct
 
 from homing.access.audit import Entry, Outcome
 from homing.access.desk import Access
-from homing.access.principal import Principal
 from homing.errors import Conflict, InvalidRequest, NotAllowed, NotFound
-from homing.http.pages.shell import AnyRequest
+from homing.http.asking import AnyRequest, address_of, who_of
+from homing.http.pages.forms import Refused, refusal
 
 Done = TypeVar("Done")
 
 #: What is wrong with an order, and not with us.
-_REFUSALS = (InvalidRequest, NotAllowed, NotFound, Conflict)
+REFUSALS = (InvalidRequest, NotAllowed, NotFound, Conflict)
 #: For routes whose entries are written here.
 OWN_AUDIT: Mapping[str, Any] = {"audit": "own"}
 #: Seconds, as forms offer them.
@@ -34,17 +34,6 @@ class Deed(Struct, frozen=True):
     logs_itself: bool = False
 
 
-class Refused(Struct, frozen=True):
-    """Why nothing was done, for a person."""
-
-    text: str
-
-
-def who_of(request: AnyRequest) -> Principal:
-    who: Principal = request.user
-    return who
-
-
 async def tried(
     request: AnyRequest,
     access: Access,
@@ -56,9 +45,9 @@ async def tried(
     """Do it; whatever comes of it is in the log before it is told, with what `result` says of it."""
     try:
         done = await work()
-    except _REFUSALS as error:
+    except REFUSALS as error:
         await _write(request, access, deed, "refused", {"why": str(error)})
-        return Refused(str(error))
+        return refusal(error)
     except Exception:
         await _write(request, access, deed, "failed")
         raise
@@ -74,9 +63,8 @@ async def _write(
     outcome: Outcome,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    address = request.client.host if request.client is not None else None
     told = {
         name: value for name, value in {**(deed.detail or {}), **(more or {})}.items() if value is not None
     }
-    entry = Entry(who_of(request).who, deed.action, deed.object, address, told or None, outcome)
+    entry = Entry(who_of(request).who, deed.action, deed.object, address_of(request), told or None, outcome)
     await access.audit.write(entry)

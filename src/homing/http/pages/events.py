@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
-from datetime import UTC, datetime
 from typing import Literal
 
 from litestar import Controller, get
@@ -17,16 +16,19 @@ from homing.desk.bulk import BulkRuns
 from homing.desk.desk import Desk
 from homing.desk.overview import QUEUES_SCOPE, Hours, Overview
 from homing.errors import DatabaseError
+from homing.http.asking import AnyRequest
 from homing.http.guard import Site
 from homing.http.live import Look, Streams
+from homing.http.messages_api import wanted_of
 from homing.http.pages.bulk import run_pieces
 from homing.http.pages.message import story_pieces
-from homing.http.pages.messages import message_pieces, read_line
+from homing.http.pages.messages import message_pieces
 from homing.http.pages.overview import overview_pieces
-from homing.http.pages.shell import PAGE, AnyRequest
+from homing.http.pages.shell import PAGE
+from homing.http.pages.sight import readable
 
 #: A proxy must not hold back what comes bit by bit.
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_HEADERS = {"X-Accel-Buffering": "no"}
 #: Seconds between two looks.
 _EVERY = {"overview": 2.0, "messages": 1.0, "message": 1.0, "bulk": 0.5}
 
@@ -69,18 +71,14 @@ class LiveEvents(Controller):
 
 
 def _overview(overview: Overview, desk: Desk, user: Principal, hours: Hours) -> tuple[Hashable, Look]:
-    sight = (_readable(desk, user), user.may(QUEUES_SCOPE))
+    # A topic is shared by those who may see the same: nobody gets what another one may see.
+    sight = (readable(desk, user), user.may(QUEUES_SCOPE))
     return ("overview", hours, sight), lambda: overview_pieces(overview, hours, user.may)
 
 
 def _messages(desk: Desk, user: Principal, line: str) -> tuple[Hashable, Look]:
-    read_line(line, datetime.now(UTC))
-    return ("messages", line, _readable(desk, user)), lambda: message_pieces(desk, line, user.may)
-
-
-def _readable(desk: Desk, user: Principal) -> tuple[str, ...]:
-    """A topic is shared by those who may read the same lanes: nobody gets what another one may see."""
-    return tuple(name for name, lane in desk.lanes.items() if user.may(f"{lane.scope}:read"))
+    wanted_of(line)
+    return ("messages", line, readable(desk, user)), lambda: message_pieces(desk, line, user.may)
 
 
 async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look]:

@@ -12,8 +12,9 @@ from litestar.di import NamedDependency
 from homing.access.desk import Access
 from homing.desk.checkup import Checkup
 from homing.desk.installation import Installation
+from homing.http.asking import AnyRequest
 from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
-from homing.http.pages.shell import AnyRequest, gone_to, render
+from homing.http.pages.shell import gone_to, render
 
 #: Seconds after which a browser asks again while the doctor looks.
 _AGAIN = {"Refresh": "2"}

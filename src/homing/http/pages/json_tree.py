@@ -20,7 +20,7 @@ class Node(Struct, frozen=True):
     kind: Kind
     #: As it is written in JSON; of an object or an array, empty.
     text: str = ""
-    #: With their keys; those of an array have none.
+    #: With their keys, as they are written in JSON; those of an array have none.
     members: tuple[tuple[str | None, Node], ...] = ()
 
 
@@ -62,9 +62,17 @@ def _node(value: Any, room: Iterator[int], depth: int) -> Node:
     if isinstance(value, _Raw):
         return Node("number", value)
     if isinstance(value, str):
-        return Node("string", json.dumps(value, ensure_ascii=False))
+        return Node("string", _written(value))
     if isinstance(value, _Pairs):
-        return Node("object", members=tuple((key, _node(one, room, depth + 1)) for key, one in value))
+        return Node(
+            "object", members=tuple((_written(key), _node(one, room, depth + 1)) for key, one in value)
+        )
     if isinstance(value, list):
         return Node("array", members=tuple((None, _node(one, room, depth + 1)) for one in value))
     return Node("word", {True: "true", False: "false"}.get(value, "null"))
+
+
+def _written(text: str) -> str:
+    """Half a pair of surrogates can be written in JSON, and not on a page: there it stays an escape."""
+    is_whole = not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return json.dumps(text, ensure_ascii=not is_whole)

@@ -14,11 +14,12 @@ from homing.access.desk import Access
 from homing.access.principal import Principal
 from homing.desk.desk import Desk
 from homing.errors import NotAllowed, NotFound
+from homing.http.asking import AnyRequest
 from homing.http.live import Piece
 from homing.http.pages.acting import DONE, VERBS, act, verb_of
 from homing.http.pages.caught import foreign_html
 from homing.http.pages.json_tree import Node, json_tree
-from homing.http.pages.shell import PAGE, VERB_NAMES, AnyRequest, gone_to, link, render
+from homing.http.pages.shell import PAGE, VERB_NAMES, gone_to, link, render
 from homing.messages.model import Body, Detail, MailParts, Verb
 
 #: The scope depends on the lane of the message, so it is asked for where that is known.

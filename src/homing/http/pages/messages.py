@@ -16,10 +16,11 @@ from homing.access.principal import Principal
 from homing.desk import query
 from homing.desk.bulk import BulkRuns
 from homing.desk.desk import Desk, Found
-from homing.errors import InvalidRequest
+from homing.http.asking import AnyRequest
 from homing.http.live import Piece
+from homing.http.messages_api import wanted_of
 from homing.http.pages.acting import DONE, MOST_SELECTED, act, allowed_verbs, verb_of
-from homing.http.pages.shell import LANE_NAMES, PAGE, VERB_NAMES, AnyRequest, gone_to, link, own_path, render
+from homing.http.pages.shell import LANE_NAMES, PAGE, VERB_NAMES, gone_to, link, own_path, render
 from homing.messages.model import LANES, PHASES, Verb, Wanted
 
 LISTED: Final = 50
@@ -124,14 +125,7 @@ def _is_choice(chip: query.Chip) -> bool:
     return all(value in known for value in chip.value.split(","))
 
 
-def read_line(line: str, now: datetime) -> Wanted:
-    wanted = query.read(line, now)
-    if isinstance(wanted, query.Mistake):
-        raise InvalidRequest(wanted.message, "q")
-    return wanted
-
-
 async def message_pieces(desk: Desk, line: str, may: Callable[[str], bool]) -> list[Piece]:
     """The newest messages of a line, for those who watch them come in."""
-    found = await desk.find(read_line(line, datetime.now(UTC)), cursor=None, limit=LISTED, may=may)
+    found = await desk.find(wanted_of(line), cursor=None, limit=LISTED, may=may)
     return [Piece(f"row-{row.id}", "message_row.html", {"row": row}) for row in found.rows]

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from litestar import Controller, MediaType, Response, get, post
-from litestar.datastructures import FormMultiDict
 from litestar.di import NamedDependency
 
 from homing.access.desk import Access
@@ -17,15 +16,18 @@ from homing.access.passwords import LONGEST, SHORTEST
 from homing.access.scopes import ROLES, SCOPES, Role
 from homing.db import Row, instant
 from homing.errors import InvalidRequest, NotAllowed
+from homing.http.asking import AnyRequest, who_of
 from homing.http.numbers import number_in
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried, who_of
-from homing.http.pages.shell import AnyRequest, gone_to, read_form, render
+from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen
+from homing.http.pages.shell import gone_to, read_form, render
 
 _ADMINISTERS = {"scope": "access:admin", **OWN_AUDIT}
 _HERE = "/access"
 _LARGEST_FORM = 16 * 1024
-#: A page that holds a secret is for whoever asked, and for this once.
-_NOT_KEPT = {"Cache-Control": "no-store"}
+_KEY = Form("/access/keys", {"requests a second": "rate", "expires": "life"}, about="name")
+_USER = Form("/access/users", about="name", secrets=("password",))
+_ROLE = Form("/access/users/role", about="role")
 _DAY = 86400.0
 _LIVES: Mapping[str, float | None] = {
     "7 days": 7 * _DAY,
@@ -33,6 +35,7 @@ _LIVES: Mapping[str, float | None] = {
     "1 year": 365 * _DAY,
     "never": None,
 }
+_USUAL_LIFE = "90 days"
 _TONES: Mapping[str, str] = {"valid": "good", "expired": "wait"}
 _MEANING: Mapping[Role, str] = {
     "viewer": "looks at everything but the audit log and metrics",
@@ -51,37 +54,24 @@ class AccessPages(Controller):
 
     @get("/", media_type=MediaType.HTML)
     async def list(self, request: AnyRequest, access: NamedDependency[Access]) -> Response[str]:
-        keys, users = await access.keys.list(), await access.users.list()
-        return render(
-            request,
-            "access.html",
-            keys=[_key(row) for row in keys[:_MOST_KEYS]],
-            hidden_keys=max(0, len(keys) - _MOST_KEYS),
-            users=[_user(row) for row in users],
-            scopes=_areas(),
-            lives=list(_LIVES),
-            roles=_MEANING,
-            shortest=SHORTEST,
-            longest=LONGEST,
-            is_open=who_of(request).kind == "loopback",
-        )
+        return await _page(request, access)
 
     # ── keys ─────────────────────────────────────────────────────────────────────────────────────
 
     @post("/keys", status_code=200, media_type=MediaType.HTML, opt=_ADMINISTERS)
     async def create_key(self, request: AnyRequest, access: NamedDependency[Access]) -> Response[str]:
-        form: FormMultiDict = await request.form()
-        name = str(form.get("name", "")).strip()
+        form = await read_form(request)
+        scopes = [str(scope) for scope in (await request.form()).getall("scope", [])]
+        name = form.get("name", "").strip()
 
         async def create() -> IssuedKey:
-            rate = number_in(str(form.get("rate", "")), "requests a second")
-            scopes = [str(scope) for scope in form.getall("scope", [])]
-            life = _LIVES.get(str(form.get("life", "")), 90 * _DAY)
+            rate = number_in(form.get("rate", ""), "requests a second")
+            life = chosen(_LIVES, form.get("life") or _USUAL_LIFE, "life")
             return await access.keys.create(KeyOrder(name, scopes, life, rate), by=who_of(request).who)
 
         done = await tried(request, access, Deed("keys.create", name, logs_itself=True), create)
         if isinstance(done, Refused):
-            return gone_to(_HERE, done.text, is_good=False)
+            return await _page(request, access, sent=_KEY.sent({**form, "scope": scopes}, done))
         return _shown_once(request, f"The key of {name}", done.key, "Authorization: Bearer " + done.key)
 
     @post("/keys/revoke", status_code=303, media_type=MediaType.HTML, opt=_ADMINISTERS)
@@ -105,8 +95,10 @@ class AccessPages(Controller):
             return await access.users.add(name, password, _role(form), by=who_of(request).who)
 
         done = await tried(request, access, Deed("users.add", name, logs_itself=True), add)
-        if isinstance(done, Refused) or form.get("password"):
-            return _back(done, f"{name} can log in now.")
+        if isinstance(done, Refused):
+            return await _page(request, access, sent=_USER.sent(form, done))
+        if form.get("password"):
+            return gone_to(_HERE, f"{name} can log in now.")
         return _shown_once(request, f"The password of {name}", password)
 
     @post("/users/password", status_code=200, media_type=MediaType.HTML, opt=_ADMINISTERS)
@@ -131,7 +123,9 @@ class AccessPages(Controller):
             await access.users.set_role(name, _role(form), by=who_of(request).who)
 
         done = await tried(request, access, Deed("users.role", name, logs_itself=True), change)
-        return _back(done, f"{name} is {form.get('role')} now, and has to log in again.")
+        if isinstance(done, Refused):
+            return await _page(request, access, sent=_ROLE.sent(form, done))
+        return gone_to(_HERE, f"{name} is {form.get('role')} now, and has to log in again.")
 
     @post("/users/end-sessions", status_code=303, media_type=MediaType.HTML, opt=_ADMINISTERS)
     async def end_sessions(self, request: AnyRequest, access: NamedDependency[Access]) -> Response[str]:
@@ -155,6 +149,24 @@ class AccessPages(Controller):
         return _back(done, f"{name} is removed, and logged out everywhere.")
 
 
+async def _page(request: AnyRequest, access: Access, *, sent: Sent = NOTHING_SENT) -> Response[str]:
+    keys, users = await access.keys.list(), await access.users.list()
+    return render(
+        request,
+        "access.html",
+        sent=sent,
+        keys=[_key(row) for row in keys[:_MOST_KEYS]],
+        hidden_keys=max(0, len(keys) - _MOST_KEYS),
+        users=[_user(row) for row in users],
+        scopes=_areas(),
+        lives=list(_LIVES),
+        roles=_MEANING,
+        shortest=SHORTEST,
+        longest=LONGEST,
+        is_open=who_of(request).kind == "loopback",
+    )
+
+
 def _back(done: object, told: str) -> Response[str]:
     if isinstance(done, Refused):
         return gone_to(_HERE, done.text, is_good=False)
@@ -162,7 +174,7 @@ def _back(done: object, told: str) -> Response[str]:
 
 
 def _shown_once(request: AnyRequest, title: str, secret: str, use: str = "") -> Response[str]:
-    return render(request, "access_issued.html", headers=_NOT_KEPT, title=title, secret=secret, use=use)
+    return render(request, "access_issued.html", title=title, secret=secret, use=use)
 
 
 def _password() -> str:

@@ -14,10 +14,12 @@ from homing.brokers.depths import QueueDepths
 from homing.db.backlog import Snapshot
 from homing.desk.desk import Desk
 from homing.desk.standing import Standings
-from homing.http.pages.shell import AnyRequest, link, render
+from homing.http.asking import AnyRequest, who_of
+from homing.http.pages.shell import link, render
+from homing.http.pages.sight import readable
 from homing.http.pages.workers import lane_label
 from homing.messages.model import LaneDesk
-from homing.workers.crew import Crew
+from homing.workers.crew import Crew, crew_of
 from homing.workers.fleet import Fleet
 from homing.workers.model import WorkerView
 
@@ -62,17 +64,18 @@ class QueuePages(Controller):
         fleet: NamedDependency[Fleet],
         standings: NamedDependency[Standings],
     ) -> Response[str]:
-        looks = await asyncio.gather(*(standing.look() for standing in standings.of.values()))
-        crews = await fleet.crews(list(standings.of))
+        lanes = [lane for name, lane in desk.lanes.items() if name in readable(desk, who_of(request))]
+        looks = await asyncio.gather(*(standings.of[lane.name].look() for lane in lanes))
+        workers, pauses = await fleet.workers(), await fleet.pauses()
         return render(
             request,
             "queues.html",
             queues=await queue_depths.look(),
             lanes=[
-                _lane(desk.lanes[lane], look, crews[lane])
-                for lane, look in zip(standings.of, looks, strict=True)
+                _lane(lane, look, crew_of(lane.name, workers, pauses))
+                for lane, look in zip(lanes, looks, strict=True)
             ],
-            pools=pool_lines(await fleet.workers()),
+            pools=pool_lines(workers),
             lane_label=lane_label,
         )
 

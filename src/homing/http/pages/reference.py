@@ -9,7 +9,8 @@ from typing import Any
 from litestar import Controller, Litestar, MediaType, Response, get
 from markupsafe import Markup
 
-from homing.http.pages.shell import PAGE, AnyRequest, render, render_part
+from homing.http.asking import AnyRequest
+from homing.http.pages.shell import PAGE, render, render_part
 
 _METHODS = ("get", "post", "put", "patch", "delete")
 

@@ -9,14 +9,17 @@ import msgspec
 from litestar import Controller, MediaType, Response, get, post
 from litestar.di import NamedDependency
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.access.desk import Access
 from homing.brokers.router_config import PoolConfig, QueueConfig, RouterConfig, check_config
 from homing.errors import InvalidRequest, NotAllowed
+from homing.http.asking import AnyRequest
 from homing.http.numbers import number_in
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried
+from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent
 from homing.http.pages.queues import pool_lines
-from homing.http.pages.shell import AnyRequest, gone_to, read_form, render
+from homing.http.pages.shell import gone_to, read_form, render
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.router_api import CONFIG_HINTS
 from homing.lanes.dispatch_jobs.router_store import RouterConfigs
@@ -27,6 +30,23 @@ _LARGEST_FORM = 1024 * 1024
 _CHANGES = {"scope": "router:admin", **OWN_AUDIT}
 #: Lines of the form; with more than this the whole is edited as JSON.
 _MOST_LINES, _SPARE_LINES = 50, 2
+#: What the three fields of a line are called where it is checked.
+_COLUMNS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "queue": ("queues", ("queueUri", "queueName", "connections")),
+    "pool": ("processingPools", ("code", "concurrency", "rateLimitPerMinute")),
+}
+#: Lines without anything are left out when it is sent, so that both count alike.
+_BY_LINES = Form(
+    "/router",
+    {
+        f"{array}[{number}].{name}": f"{kind}_{letter}_{number}"
+        for kind, (array, names) in _COLUMNS.items()
+        for letter, name in zip("abc", names, strict=True)
+        for number in range(_MOST_LINES + 10)
+    }
+    | {"queues": "queue_a_0", "processingPools": "pool_a_0"},
+)
+_AS_JSON = Form("/router", about="config")
 _QUICKER = "Somebody has changed it since you opened this page. What stands below is yours; above is theirs."
 
 
@@ -38,7 +58,6 @@ class Draft(Struct, frozen=True):
     pools: Sequence[Sequence[str]]
     connections: str
     json: str
-    error: str = ""
     opens_json: bool = False
 
 
@@ -60,7 +79,7 @@ class RouterPages(Controller):
         router_configs: NamedDependency[RouterConfigs],
         fleet: NamedDependency[Fleet],
     ) -> Response[str]:
-        return await _page(request, router_configs, fleet, None)
+        return await _page(request, router_configs, fleet)
 
     @post("/", status_code=303, media_type=MediaType.HTML, opt=_CHANGES)
     async def change(
@@ -81,22 +100,27 @@ class RouterPages(Controller):
 
         done = await tried(request, access, Deed("router.change", "router", _told(form)), change)
         if isinstance(done, Refused):
-            return await _page(request, router_configs, fleet, _tried(form, done.text))
+            return await _page(request, router_configs, fleet, form, _sent(form, done))
         return gone_to("/router", "Every router takes it up within seconds, without a restart.")
 
 
 async def _page(
-    request: AnyRequest, configs: RouterConfigs, fleet: Fleet, draft: Draft | None
+    request: AnyRequest,
+    configs: RouterConfigs,
+    fleet: Fleet,
+    form: Mapping[str, str] | None = None,
+    sent: Sent = NOTHING_SENT,
 ) -> Response[str]:
     config, version = await configs.current()
     workers = [worker for worker in await fleet.workers() if not worker.is_gone]
     return render(
         request,
         "router.html",
+        sent=sent,
         config=config,
         version_number=version,
         broker=configs.broker,
-        draft=draft or _draft(config),
+        draft=_draft(config) if form is None else _tried(form, config),
         has_form=max(len(config.queues), len(config.processing_pools)) <= _MOST_LINES,
         pools={pool.code: pool for pool in pool_lines(workers)},
         routers=[worker for worker in workers if worker.report.pools],
@@ -136,12 +160,17 @@ def _pretty(config: RouterConfig) -> str:
     return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
 
 
-def _tried(form: Mapping[str, str], error: str) -> Draft:
+def _tried(form: Mapping[str, str], config: RouterConfig) -> Draft:
     """As it was sent, so that nobody has to write it again."""
-    as_json = "config" in form
+    if "config" in form:
+        return replace(_draft(config), json=form["config"], opens_json=True)
     queues, pools = _lines(form, "queue"), _lines(form, "pool")
-    text = form["config"] if as_json else _encoded(form)
-    return Draft([*queues, *_spare()], [*pools, *_spare()], form.get("connections", ""), text, error, as_json)
+    return Draft([*queues, *_spare()], [*pools, *_spare()], form.get("connections", ""), _encoded(form))
+
+
+def _sent(form: Mapping[str, str], refused: Refused) -> Sent:
+    """What is wrong in JSON is wrong in its one field."""
+    return _AS_JSON.sent(form, Refused(refused.text)) if "config" in form else _BY_LINES.sent(form, refused)
 
 
 def _encoded(form: Mapping[str, str]) -> str:
@@ -160,26 +189,47 @@ def _lines(form: Mapping[str, str], kind: str) -> list[list[str]]:
 
 def _config_of(form: Mapping[str, str]) -> RouterConfig:
     """Raises `InvalidRequest`, in the same words as the API."""
-    body = form["config"].encode() if "config" in form else msgspec.json.encode(_given(form))
+    body = (
+        form["config"].encode("utf-8", "replace") if "config" in form else msgspec.json.encode(_given(form))
+    )
     config: RouterConfig = read(body, RouterConfig, CONFIG_HINTS)
     return config
 
 
 def _given(form: Mapping[str, str]) -> dict[str, Any]:
-    queues = [
-        {"queueUri": uri, "queueName": name or None, "connections": number_in(at_once, "connections", int)}
-        for uri, name, at_once in _lines(form, "queue")
-    ]
-    pools = [
-        {
-            "code": code,
-            "concurrency": number_in(at_once, "at once", int) or 0,
-            "rateLimitPerMinute": number_in(rate, "a minute", int),
-        }
-        for code, at_once, rate in _lines(form, "pool")
-    ]
     connections = number_in(form.get("connections", "") or "1", "connections", int)
-    return {"queues": queues, "processingPools": pools, "connections": connections}
+    return {
+        "queues": [_queue(f"queues[{n}]", *line) for n, line in enumerate(_lines(form, "queue"))],
+        "processingPools": [
+            _pool(f"processingPools[{n}]", *line) for n, line in enumerate(_lines(form, "pool"))
+        ],
+        "connections": connections,
+    }
+
+
+def _queue(place: str, uri: str, name: str, at_once: str) -> QueueConfig:
+    connections = number_in(at_once, f"{place}.connections", int)
+    given = {"queueUri": uri, "queueName": name or None, "connections": connections}
+    queue: QueueConfig = _read_line(place, given, QueueConfig)
+    return queue
+
+
+def _pool(place: str, code: str, at_once: str, rate: str) -> PoolConfig:
+    given = {
+        "code": code,
+        "concurrency": number_in(at_once, f"{place}.concurrency", int) or 0,
+        "rateLimitPerMinute": number_in(rate, f"{place}.rateLimitPerMinute", int),
+    }
+    pool: PoolConfig = _read_line(place, given, PoolConfig)
+    return pool
+
+
+def _read_line(place: str, given: Mapping[str, Any], kind: Any) -> Any:
+    """Each by itself: of a whole array it would not be told which line is wrong."""
+    try:
+        return read(msgspec.json.encode(given), kind, {})
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{place}.{error}", f"{place}.{error.field}") from None
 
 
 def _version(form: Mapping[str, str]) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from litestar import Router
 
+from homing.db.lately import Lately
 from homing.http.live import Piece, Streams
 from homing.http.pages.alerts import AlertPages
 from homing.http.pages.audit import AuditPages
@@ -26,7 +27,6 @@ from homing.http.pages.shell import LARGEST_FORM, render_part
 from homing.http.pages.subscriptions import SubscriptionPages
 from homing.http.pages.targets import TargetPages
 from homing.http.pages.theme import ThemeChoice
-from homing.http.pages.unhurried import Unhurried
 from homing.http.pages.workers import WorkerPages
 from homing.lanes.dispatch_jobs.statistics import JobStatistics
 from homing.telemetry import Telemetry
@@ -63,7 +63,8 @@ def page_router() -> Router:
 def page_dependencies(telemetry: Telemetry, statistics: JobStatistics) -> dict[str, Any]:
     return {
         "streams": Streams(telemetry, _written),
-        "job_figures": Unhurried(statistics.look),
+        # They remember their answer themselves, for as long as it serves.
+        "job_figures": Lately(statistics.look, lambda _took: 0.0),
     }
 
 

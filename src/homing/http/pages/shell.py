@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from litestar import Litestar, MediaType, Request, Response
+from litestar import Litestar, MediaType, Response
 from litestar.datastructures import Cookie
 from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from homing import __version__
 from homing.access.principal import Principal
+from homing.http.asking import AnyRequest
+from homing.http.pages.forms import NOTHING_SENT, Sent
 from homing.http.pages.writing import (
     ago,
     at_most,
@@ -32,8 +34,6 @@ from homing.http.pages.writing import (
     short,
     ticks,
 )
-
-AnyRequest = Request[Any, Any, Any]
 
 #: Groups of the menu, with their pages. One that is not served, or that a person may not open, is left out.
 MENU: Final = (
@@ -80,6 +80,8 @@ THEMES: Final = ("auto", "light", "dark")
 THEME_COOKIE: Final = "homing_theme"
 _FLASH_COOKIE: Final = "homing_flash"
 _LONGEST_FLASH = 400
+#: The status of a page whose form was refused.
+_REFUSED = 422
 
 
 class MenuEntry(Struct, frozen=True):
@@ -101,14 +103,19 @@ def render(
     *,
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
+    sent: Sent = NOTHING_SENT,
     **values: Any,
 ) -> Response[str]:
-    """A page. Its template extends `base.html`, which gets the menu, `user` and `csrf` from here."""
+    """A page. Its template extends `base.html`, which gets the menu, `user` and `csrf` from here.
+
+    With what was `sent` it is the answer to a form that was refused.
+    """
     flash = _told(request)
-    text = environment().get_template(template).render(**_frame(request), flash=flash, **values)
+    text = environment().get_template(template).render(**_frame(request), flash=flash, sent=sent, **values)
     gone = [_flash_cookie("", 0)] if flash is not None else []
+    status = _REFUSED if sent.why else status_code
     return Response(
-        text, status_code=status_code, media_type=MediaType.HTML, headers=dict(headers or {}), cookies=gone
+        text, status_code=status, media_type=MediaType.HTML, headers=dict(headers or {}), cookies=gone
     )
 
 
@@ -147,9 +154,12 @@ def link(path: str, **parameters: object) -> str:
 
 
 def own_path(path: str) -> str:
-    """Only a path of this site: whoever sends a link must not choose where a form leads."""
-    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
-    return path if is_own and "\\" not in path else "/"
+    """Only a path of this site: whoever sends a link must not choose where a form leads.
+
+    One that is not quoted is none of ours, and no header could hold it.
+    """
+    is_own = path.startswith("/") and not path.startswith("//")
+    return path if is_own and path.isascii() and path.isprintable() and "\\" not in path else "/"
 
 
 def wants_page(request: AnyRequest) -> bool:
@@ -194,9 +204,18 @@ def _frame(request: AnyRequest) -> dict[str, Any]:
         "user": user,
         "csrf": user.csrf if user is not None else "",
         "theme": theme_of(request),
-        "here": request.url.path,
+        "here": _place(request),
         "now": datetime.now(UTC),
     }
+
+
+def _place(request: AnyRequest) -> str:
+    """The page that is shown; of one that answers a form that of the menu, which can be asked for again."""
+    path = request.url.path
+    if request.method in {"GET", "HEAD"}:
+        return path
+    pages = [page for _, entries in MENU for page, _ in entries if _is_here(page, path)]
+    return pages[0] if pages else "/"
 
 
 def _menu(request: AnyRequest, user: Principal | None) -> list[tuple[str, list[MenuEntry]]]:

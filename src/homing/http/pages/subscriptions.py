@@ -13,9 +13,11 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.db import Row, instant
 from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.http.asking import AnyRequest
 from homing.http.numbers import id_in, page_before
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried
-from homing.http.pages.shell import AnyRequest, gone_to, link, read_form, render
+from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, refusal
+from homing.http.pages.shell import gone_to, link, read_form, render
 from homing.lanes.open_events.subscription_look import (
     FoundSubscriptions,
     SubscriptionLook,
@@ -33,6 +35,9 @@ from homing.lanes.open_events.view import notification_id
 
 _OPERATES = {"scope": "notifications:operate", **OWN_AUDIT}
 _LARGEST_FORM = 16 * 1024
+#: It has one field; an address of a mail is refused by another name.
+_FIND = Form("/subscriptions", {"email": "q"}, about="q")
+_END = Form("/subscriptions/end")
 _TONES: Mapping[str, str] = {"active": "good", "pending": "wait", "paused": "wait", "suppressed": "bad"}
 #: What happened to a subscription, as people say it.
 _EVENTS: Mapping[str, str] = {
@@ -67,21 +72,21 @@ class SubscriptionPages(Controller):
         number = number_in(q)
         if number is not None and await subscription_look.get(number) is not None:
             return gone_to(_path(number))
-        found, mistake = _NOTHING, None
+        found, sent = _NOTHING, NOTHING_SENT
         try:
             wanted = filter_of(q, status)
             found = await subscription_look.page(wanted, before=page_before(before))
         except InvalidRequest as error:
-            mistake = str(error)
+            sent = _FIND.sent({"q": q}, refusal(error))
         chips = [("", "All"), *((one, one) for one in STATES)]
         return render(
             request,
             "subscriptions.html",
+            sent=sent,
             subscriptions=[_listed(row) for row in found.rows],
             chips=[(label, link("/subscriptions", q=q, status=one), one == status) for one, label in chips],
             q=q,
             status=status,
-            mistake=mistake,
             looked_at=found.looked_at,
             newest=link("/subscriptions", q=q, status=status) if before is not None else "",
             older=link("/subscriptions", q=q, status=status, before=found.next) if found.next else "",
@@ -96,21 +101,7 @@ class SubscriptionPages(Controller):
         subscription_look: NamedDependency[SubscriptionLook],
         id: FromQuery[int],
     ) -> Response[str]:
-        row = await subscription_look.get(id)
-        if row is None:
-            raise NotFound(f"there is no subscription {id}")
-        view = shown_subscription(row, await subscriptions.history(id))
-        tallies = await subscription_look.tallies(id)
-        return render(
-            request,
-            "subscription.html",
-            one=_listed(row),
-            facts=_facts(view),
-            preferences=_preferences(view.preferences),
-            events=[_event(event) for event in view.events],
-            tallies=[(_EVENTS.get(kind, kind), count) for kind, count in tallies.items()],
-            waiting=[_waiting(one) for one in await subscription_look.waiting(id)],
-        )
+        return await _page_of(request, subscriptions, subscription_look, id)
 
     @post("/pause", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def pause(
@@ -123,8 +114,8 @@ class SubscriptionPages(Controller):
             if not await subscriptions.pause(id, "api"):
                 raise NotAllowed(f"a subscription that is {status} cannot be paused: only an active one")
 
-        change = _Change("pause", pause, "Paused: it gets no mails for now.")
-        return await _changed(request, access, subscriptions, change)
+        told = "Paused: it gets no mails for now."
+        return await _changed(request, access, subscriptions, _Change("pause", pause), told)
 
     @post("/resume", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def resume(
@@ -137,14 +128,15 @@ class SubscriptionPages(Controller):
             if not await subscriptions.resume(id, "api"):
                 raise NotAllowed(f"a subscription that is {status} cannot be resumed: only a paused one")
 
-        change = _Change("resume", resume, "Resumed. How often it may be notified is counted anew.")
-        return await _changed(request, access, subscriptions, change)
+        told = "Resumed. How often it may be notified is counted anew."
+        return await _changed(request, access, subscriptions, _Change("resume", resume), told)
 
     @post("/end", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def end(
         self,
         request: AnyRequest,
         subscriptions: NamedDependency[Subscriptions],
+        subscription_look: NamedDependency[SubscriptionLook],
         access: NamedDependency[Access],
     ) -> Response[str]:
         form = await read_form(request)
@@ -154,8 +146,11 @@ class SubscriptionPages(Controller):
                 raise InvalidRequest("tick that you are sure: only its owner can bring it back", "sure")
             await subscriptions.unsubscribe(id, "api")
 
-        change = _Change("end", end, "Ended for good; what was queued for it is not sent.")
-        return await _changed(request, access, subscriptions, change)
+        id, done = await _tried(request, access, subscriptions, _Change("end", end))
+        if isinstance(done, Refused):
+            sent = _END.sent(form, done)
+            return await _page_of(request, subscriptions, subscription_look, id, sent=sent)
+        return gone_to(_path(id), "Ended for good; what was queued for it is not sent.")
 
 
 class _Change(Struct, frozen=True):
@@ -163,12 +158,12 @@ class _Change(Struct, frozen=True):
 
     verb: str
     work: Callable[[int, str], Awaitable[None]]
-    told: str
 
 
-async def _changed(
+async def _tried(
     request: AnyRequest, access: Access, subscriptions: Subscriptions, change: _Change
-) -> Response[str]:
+) -> tuple[int, Refused | None]:
+    """The number that the form names, too; 0 where it names none."""
     text = (await read_form(request)).get("id", "")[:20]
     id = id_in(text)
 
@@ -178,10 +173,44 @@ async def _changed(
             raise NotFound(f"there is no subscription {text}")
         await change.work(id, row["status"])
 
-    done = await tried(request, access, Deed(f"notifications.subscriptions.{change.verb}", text), work)
+    deed = Deed(f"notifications.subscriptions.{change.verb}", text)
+    return id, await tried(request, access, deed, work)
+
+
+async def _changed(
+    request: AnyRequest, access: Access, subscriptions: Subscriptions, change: _Change, told: str
+) -> Response[str]:
+    """By a button, which nobody has written anything into."""
+    id, done = await _tried(request, access, subscriptions, change)
     if isinstance(done, Refused):
         return gone_to(_path(id) if id else "/subscriptions", done.text, is_good=False)
-    return gone_to(_path(id), change.told)
+    return gone_to(_path(id), told)
+
+
+async def _page_of(
+    request: AnyRequest,
+    subscriptions: Subscriptions,
+    look: SubscriptionLook,
+    id: int,
+    *,
+    sent: Sent = NOTHING_SENT,
+) -> Response[str]:
+    row = await look.get(id)
+    if row is None:
+        raise NotFound(f"there is no subscription {id}")
+    view = shown_subscription(row, await subscriptions.history(id))
+    tallies = await look.tallies(id)
+    return render(
+        request,
+        "subscription.html",
+        sent=sent,
+        one=_listed(row),
+        facts=_facts(view),
+        preferences=_preferences(view.preferences),
+        events=[_event(event) for event in view.events],
+        tallies=[(_EVENTS.get(kind, kind), count) for kind, count in tallies.items()],
+        waiting=[_waiting(one) for one in await look.waiting(id)],
+    )
 
 
 def _path(id: int) -> str:

@@ -15,9 +15,11 @@ from msgspec import Struct
 from homing.access.desk import Access
 from homing.db import instant
 from homing.errors import InvalidRequest
+from homing.http.asking import AnyRequest
 from homing.http.numbers import number_in
-from homing.http.pages.deeds import OWN_AUDIT, SPANS, Deed, Refused, tried
-from homing.http.pages.shell import AnyRequest, gone_to, link, read_form, render
+from homing.http.pages.deeds import OWN_AUDIT, REFUSALS, SPANS, Deed, tried
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen, refusal
+from homing.http.pages.shell import gone_to, link, read_form, render
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.target_desk import (
     HINTS,
@@ -42,7 +44,21 @@ _WORDS: Mapping[str, str] = {
 }
 _OPERATES = {"scope": "jobs:operate", **OWN_AUDIT}
 _LARGEST_FORM = 64 * 1024
+#: Of a pause; nothing chosen is until somebody ends it.
+_SPANS: Mapping[str, int | None] = {**SPANS, "": None}
 _SHOWN_BODY = 2000
+_OPEN = Form("/targets/one", {"targetUrl": "target", "credentialsId": "credentials"}, about="target")
+_LIMITS = Form(
+    "/targets/limits",
+    {
+        "at once": "max_concurrency",
+        "maxConcurrency": "max_concurrency",
+        "a second": "rate_per_second",
+        "ratePerSecond": "rate_per_second",
+    },
+)
+_PAUSE = Form("/targets/pause", {"seconds": "span"})
+_TEST = Form("/targets/test", {"targetUrl": "url"}, about="url")
 
 
 class TargetPages(Controller):
@@ -61,19 +77,7 @@ class TargetPages(Controller):
         in_state: Annotated[str, QueryParameter(name="state")] = "",
         after: FromQuery[str] = "",
     ) -> Response[str]:
-        chosen = next((one for one in _STATES if one == in_state), None)
-        found = await target_look.page(TargetFilter(q.strip(), chosen), _without_nul(after))
-        chips = [("", "All"), *((one, _WORDS[one]) for one in _STATES)]
-        return render(
-            request,
-            "targets.html",
-            targets=[_listed(one) for one in found.items],
-            chips=[(label, link("/targets", q=q, state=one), one == (chosen or "")) for one, label in chips],
-            q=q,
-            state=chosen or "",
-            newest=link("/targets", q=q, state=chosen) if after else "",
-            older=link("/targets", q=q, state=chosen, after=found.next) if found.next else "",
-        )
+        return await _page_of_all(request, target_look, q, in_state, after)
 
     @get("/one", media_type=MediaType.HTML)
     async def one(
@@ -85,13 +89,20 @@ class TargetPages(Controller):
         target: FromQuery[str],
         credentials_id: Annotated[str, QueryParameter(name="credentials")] = "",
     ) -> Response[str]:
-        return await _page_of(request, targets_desk, target_look, _Named(target, credentials_id or None))
+        """What names no target is asked for again, where it was written."""
+        named = _Named(target, credentials_id or None)
+        try:
+            return await _page_of(request, targets_desk, target_look, named)
+        except REFUSALS as error:
+            sent = _OPEN.sent({"target": target, "credentials": credentials_id}, refusal(error))
+            return await _page_of_all(request, target_look, sent=sent)
 
     @post("/limits", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def limit(
         self,
         request: AnyRequest,
         targets_desk: NamedDependency[TargetDesk],
+        target_look: NamedDependency[TargetLook],
         access: NamedDependency[Access],
     ) -> Response[str]:
         form = await read_form(request)
@@ -105,24 +116,33 @@ class TargetPages(Controller):
 
         told = {"maxConcurrency": texts[0] or None, "ratePerSecond": texts[1] or None}
         done = await tried(request, access, Deed("dispatch.targets.limit", named.text, told), limit)
-        return _back(named, done, "The limits hold from now on, over all processes.")
+        if isinstance(done, Refused):
+            sent = _LIMITS.sent(form, done)
+            return await _page_of(request, targets_desk, target_look, named, sent=sent)
+        return gone_to(named.path, "The limits hold from now on, over all processes.")
 
     @post("/pause", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def pause(
         self,
         request: AnyRequest,
         targets_desk: NamedDependency[TargetDesk],
+        target_look: NamedDependency[TargetLook],
         access: NamedDependency[Access],
     ) -> Response[str]:
         form = await read_form(request)
-        named, seconds = _named(form), SPANS.get(form.get("span", ""))
-        said = {"seconds": seconds, "reason": form.get("reason", "").strip() or None}
+        named, span = _named(form), form.get("span", "")
+        said = {"seconds": _SPANS.get(span), "reason": form.get("reason", "").strip() or None}
 
         async def pause() -> TargetView:
+            chosen(_SPANS, span, "span")
             return await targets_desk.pause(named.order(PauseRequest, **said))
 
         done = await tried(request, access, Deed("dispatch.targets.pause", named.text, said), pause)
-        return _back(named, done, "Paused: it is sent nothing, and its jobs wait without losing attempts.")
+        if isinstance(done, Refused):
+            sent = _PAUSE.sent(form, done)
+            return await _page_of(request, targets_desk, target_look, named, sent=sent)
+        told = "Paused: it is sent nothing, and its jobs wait without losing attempts."
+        return gone_to(named.path, told)
 
     @post("/resume", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def resume(
@@ -137,7 +157,9 @@ class TargetPages(Controller):
             return await targets_desk.resume(named.order(ResumeRequest))
 
         done = await tried(request, access, Deed("dispatch.targets.resume", named.text), resume)
-        return _back(named, done, "It is asked again: the pause is over and the breaker closed.")
+        if isinstance(done, Refused):
+            return gone_to(named.path, done.text, is_good=False)
+        return gone_to(named.path, "It is asked again: the pause is over and the breaker closed.")
 
     @post("/test", status_code=200, media_type=MediaType.HTML, opt=_OPERATES)
     async def validate(
@@ -161,7 +183,8 @@ class TargetPages(Controller):
 
         result = await tried(request, access, Deed("dispatch.targets.validate", named.text), probe)
         if isinstance(result, Refused):
-            return gone_to(named.path, result.text, is_good=False)
+            sent = _TEST.sent(form, result)
+            return await _page_of(request, targets_desk, target_look, named, sent=sent)
         return await _page_of(request, targets_desk, target_look, named, probe=result, url=url)
 
 
@@ -190,10 +213,29 @@ def _named(form: Mapping[str, str]) -> _Named:
     return _Named(form.get("target", ""), form.get("credentials") or None)
 
 
-def _back(named: _Named, done: TargetView | Refused, told: str) -> Response[str]:
-    if isinstance(done, Refused):
-        return gone_to(named.path, done.text, is_good=False)
-    return gone_to(named.path, told)
+async def _page_of_all(
+    request: AnyRequest,
+    look: TargetLook,
+    q: str = "",
+    in_state: str = "",
+    after: str = "",
+    *,
+    sent: Sent = NOTHING_SENT,
+) -> Response[str]:
+    state = next((one for one in _STATES if one == in_state), None)
+    found = await look.page(TargetFilter(q.strip(), state), _without_nul(after))
+    chips = [("", "All"), *((one, _WORDS[one]) for one in _STATES)]
+    return render(
+        request,
+        "targets.html",
+        sent=sent,
+        targets=[_listed(one) for one in found.items],
+        chips=[(label, link("/targets", q=q, state=one), one == (state or "")) for one, label in chips],
+        q=q,
+        state=state or "",
+        newest=link("/targets", q=q, state=state) if after else "",
+        older=link("/targets", q=q, state=state, after=found.next) if found.next else "",
+    )
 
 
 async def _page_of(
@@ -204,12 +246,14 @@ async def _page_of(
     *,
     probe: ProbeResult | None = None,
     url: str | None = None,
+    sent: Sent = NOTHING_SENT,
 ) -> Response[str]:
     key, view = await desk.show(named.target, named.credentials)
     shown = _listed(LoadedTarget(key, view, await look.load(key)))
     return render(
         request,
         "target.html",
+        sent=sent,
         target=shown,
         results=await look.results(key),
         spans=list(SPANS),

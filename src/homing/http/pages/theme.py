@@ -5,7 +5,8 @@ from __future__ import annotations
 from litestar import Controller, MediaType, Response, post
 from litestar.datastructures import Cookie
 
-from homing.http.pages.shell import THEME_COOKIE, THEMES, AnyRequest, gone_to, own_path, read_form
+from homing.http.asking import AnyRequest
+from homing.http.pages.shell import THEME_COOKIE, THEMES, gone_to, own_path, read_form
 
 #: Nothing of ours is changed by it, so nothing is written down.
 _UNTOLD = {"scope": "known", "audit": "own"}

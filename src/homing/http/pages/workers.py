@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from litestar import Controller, MediaType, Response, get, post
 from litestar.di import NamedDependency
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.access.desk import Access
-from homing.http.pages.deeds import OWN_AUDIT, Deed, Refused, tried, who_of
-from homing.http.pages.shell import LANE_NAMES, AnyRequest, gone_to, own_path, read_form, render
+from homing.desk.desk import Desk
+from homing.http.asking import AnyRequest, who_of
+from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
+from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent
+from homing.http.pages.shell import LANE_NAMES, gone_to, read_form, render
+from homing.http.pages.sight import readable
 from homing.workers.crew import Crew, crew_of
 from homing.workers.fleet import Fleet
 from homing.workers.leases import Held, Leases
 from homing.workers.model import LaneReport, Pause, Scope, WorkerView, is_paused
 
 _LARGEST_FORM = 16 * 1024
+_PAUSE = Form("/workers/pause", about="reason")
+_SO_ALREADY = "It was so already."
 _OPERATES = {"scope": "workers:operate", **OWN_AUDIT}
 _TONES: Mapping[str, str] = {
     "running": "good", "paused": "wait", "stopping": "busy", "stopped": "quiet", "lost": "bad",
@@ -66,38 +74,35 @@ class WorkerPages(Controller):
 
     @get("/", media_type=MediaType.HTML)
     async def list(
-        self, request: AnyRequest, fleet: NamedDependency[Fleet], leases: NamedDependency[Leases]
+        self,
+        request: AnyRequest,
+        fleet: NamedDependency[Fleet],
+        leases: NamedDependency[Leases],
+        desk: NamedDependency[Desk],
     ) -> Response[str]:
-        workers, pauses, held = await fleet.workers(), await fleet.pauses(), await leases.held()
-        lines = [_worker_line(worker, pauses, held) for worker in workers]
-        known = {worker.name for worker in workers}
-        return render(
-            request,
-            "workers.html",
-            headers=_AGAIN if _is_changing(workers, pauses) else None,
-            workers=[line for line in lines if line.worker.state != "stopped"],
-            stopped=[line for line in lines if line.worker.state == "stopped"],
-            lanes=[_lane_line(lane, workers, pauses) for lane in _in_order(fleet.lanes)],
-            strangers=[one for one in held if one.owner not in known],
-            figures=_figures(lines),
-        )
+        return await _page(request, fleet, leases, readable(desk, who_of(request)))
 
     @post("/pause", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def pause(
-        self, request: AnyRequest, fleet: NamedDependency[Fleet], access: NamedDependency[Access]
+        self,
+        *,
+        request: AnyRequest,
+        fleet: NamedDependency[Fleet],
+        leases: NamedDependency[Leases],
+        desk: NamedDependency[Desk],
+        access: NamedDependency[Access],
     ) -> Response[str]:
         form = await read_form(request)
         scope, name = _scope(form), form.get("name", "")
         reason = form.get("reason", "").strip() or None
         deed = Deed("workers.pause", f"{scope} {name}", {"reason": reason})
-        return await _done(
-            request,
-            access,
-            deed,
-            lambda: fleet.pause(scope, name, by=who_of(request).who, reason=reason),
-            told=f"{name} is paused: within five seconds nothing more is claimed, and what has begun ends.",
-            back=form.get("back", ""),
-        )
+        work = partial(fleet.pause, scope, name, by=who_of(request).who, reason=reason)
+        done = await tried(request, access, deed, work)
+        if isinstance(done, Refused):
+            seen = readable(desk, who_of(request))
+            return await _page(request, fleet, leases, seen, sent=_PAUSE.sent(form, done))
+        told = f"{name} is paused: within five seconds nothing more is claimed, and what has begun ends."
+        return gone_to("/workers", told if done else _SO_ALREADY)
 
     @post("/resume", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def resume(
@@ -106,10 +111,10 @@ class WorkerPages(Controller):
         form = await read_form(request)
         scope, name = _scope(form), form.get("name", "")
         deed = Deed("workers.resume", f"{scope} {name}")
-        told = f"{name} goes on within five seconds."
-        return await _done(
-            request, access, deed, lambda: fleet.resume(scope, name), told=told, back=form.get("back", "")
-        )
+        done = await tried(request, access, deed, lambda: fleet.resume(scope, name))
+        if isinstance(done, Refused):
+            return gone_to("/workers", done.text, is_good=False)
+        return gone_to("/workers", f"{name} goes on within five seconds." if done else _SO_ALREADY)
 
     @post("/release", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
     async def release(
@@ -124,20 +129,36 @@ class WorkerPages(Controller):
         return gone_to("/workers", f"Due again: {told}." if told else f"{name} held nothing any more.")
 
 
-async def _done(
+async def _page(
     request: AnyRequest,
-    access: Access,
-    deed: Deed,
-    work: Callable[[], Awaitable[bool]],
+    fleet: Fleet,
+    leases: Leases,
+    seen: Collection[str],
     *,
-    told: str,
-    back: str,
+    sent: Sent = NOTHING_SENT,
 ) -> Response[str]:
-    done = await tried(request, access, deed, work)
-    where = own_path(back) if back else "/workers"
-    if isinstance(done, Refused):
-        return gone_to(where, done.text, is_good=False)
-    return gone_to(where, told if done else "It was so already.")
+    """Who works on what everybody may see; how much, of the lanes that they may read."""
+    workers, pauses = [_as_seen(one, seen) for one in await fleet.workers()], await fleet.pauses()
+    held = [one for one in await leases.held() if one.lane in seen]
+    lines = [_worker_line(worker, pauses, held) for worker in workers]
+    known = {worker.name for worker in workers}
+    return render(
+        request,
+        "workers.html",
+        # Not while somebody mends what they wrote.
+        headers=_AGAIN if not sent.why and _is_changing(workers, pauses) else None,
+        sent=sent,
+        workers=[line for line in lines if line.worker.state != "stopped"],
+        stopped=[line for line in lines if line.worker.state == "stopped"],
+        lanes=[_lane_line(lane, workers, pauses) for lane in _in_order(fleet.lanes) if whole(lane) in seen],
+        strangers=[one for one in held if one.owner not in known],
+        figures=_figures(lines),
+    )
+
+
+def _as_seen(worker: WorkerView, seen: Collection[str]) -> WorkerView:
+    lanes = tuple(report for report in worker.report.lanes if whole(report.lane) in seen)
+    return replace(worker, report=replace(worker.report, lanes=lanes))
 
 
 def _scope(form: Mapping[str, str]) -> Scope:
@@ -173,29 +194,28 @@ def _named(worker: WorkerView, asked: frozenset[tuple[str, str]]) -> list[tuple[
 
 
 def _is_worked(worker: WorkerView, report: LaneReport) -> bool:
-    return report.lane in worker.lanes or report.lane.partition(":")[0] in worker.lanes
+    return report.lane in worker.lanes or whole(report.lane) in worker.lanes
 
 
 def _lane_line(lane: str, workers: Sequence[WorkerView], pauses: Sequence[Pause]) -> LaneLine:
-    whole = lane.partition(":")[0]
     asked = {pause.name: pause for pause in pauses if pause.scope == "lane"}
     reports = [
         report
         for worker in workers
         if not worker.is_gone
         for report in worker.report.lanes
-        if report.lane == lane or report.lane.partition(":")[0] == lane
+        if lane in {report.lane, whole(report.lane)}
     ]
     return LaneLine(
         lane,
         lane_label(lane),
-        workers=sum(bool({lane, whole} & set(w.lanes)) for w in workers if not w.is_gone),
+        workers=sum(bool({lane, whole(lane)} & set(w.lanes)) for w in workers if not w.is_gone),
         in_flight=sum(report.in_flight for report in reports),
         claimed=sum(report.claimed for report in reports),
         delivered=sum(report.delivered for report in reports),
         otherwise=sum(report.otherwise for report in reports),
         crew=crew_of(lane, workers, pauses),
-        pause=asked.get(lane) or asked.get(whole),
+        pause=asked.get(lane) or asked.get(whole(lane)),
         is_own=lane in asked,
     )
 
@@ -214,7 +234,12 @@ def _is_changing(workers: Sequence[WorkerView], pauses: Sequence[Pause]) -> bool
 def _in_order(lanes: Sequence[str]) -> list[str]:
     """Stages after their lane."""
     places = {lane: place for place, lane in enumerate(lanes)}
-    return sorted(lanes, key=lambda lane: (places[lane.partition(":")[0]], places[lane]))
+    return sorted(lanes, key=lambda lane: (places[whole(lane)], places[lane]))
+
+
+def whole(lane: str) -> str:
+    """The lane, where it is a stage of one."""
+    return lane.partition(":")[0]
 
 
 def lane_label(lane: str) -> str:

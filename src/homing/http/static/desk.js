@@ -203,7 +203,8 @@ class Live {
       gone = [...this.list.children].map((row) => row.id).filter((id) => !there.has(id));
     }
     for (const [key, html] of put.reverse()) { this.waiting.delete(key); this.waiting.set(key, html); }
-    for (const key of gone) { this.waiting.delete(key); this.waiting.set(key, null); }
+    /* What came and went while nobody could be shown it need not be kept. */
+    for (const key of gone) { this.waiting.delete(key); if (document.getElementById(key)) this.waiting.set(key, null); }
     this.apply();
   }
   apply() {

@@ -1,27 +1,6 @@
 -- What alerts ask of dispatch_job on PostgreSQL. Jobs that are alerts, and their target, are left out of everything.
 
--- name: has_deaths
-SELECT EXISTS (SELECT FROM homing_job_death) AS some
-
--- name: mark_deaths
--- What somebody has marked and not yet deleted comes first; only then is more marked.
-UPDATE homing_job_death
-SET batch = :batch
-WHERE id = ANY (ARRAY(SELECT id FROM homing_job_death WHERE batch IS NULL ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
-  AND NOT EXISTS (SELECT FROM homing_job_death WHERE batch IS NOT NULL)
-RETURNING id
-
--- name: marked_deaths
-SELECT batch, error, count(*) AS count, max(message_id) AS example, min(died_at) AS first_at, max(died_at) AS last_at
-FROM homing_job_death
-WHERE batch IS NOT NULL
-GROUP BY batch, error
-ORDER BY batch, error
-
--- name: drop_deaths
-DELETE FROM homing_job_death WHERE batch = :batch RETURNING id
-
--- name: oldest_due
+-- name: oldest_claimable
 -- One jump into the index per target. Whoever is left alone, since it is broken or paused, has a rule of its own: what is
 -- meant here is what could be sent and is not.
 WITH RECURSIVE head AS (

@@ -17,7 +17,7 @@ from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.look import host_of
 from homing.lanes.dispatch_jobs.masking import shown_url
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
-from homing.lanes.dispatch_jobs.view import attempted, pairs_of, waiting_for
+from homing.lanes.dispatch_jobs.view import Waiting, attempted, pairs_of, waiting_for
 from homing.messages.facts import DUE, body_of, facts, moment_fact, possible, trace_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
 
@@ -48,7 +48,7 @@ class JobDesk(JobDeadDesk):
     async def oldest_due(self) -> float:
         return await self._jobs.oldest_due()
 
-    async def find(self, wanted: Wanted, *, before: int | None, limit: int) -> Seen:
+    async def _find(self, wanted: Wanted, *, before: int | None, limit: int) -> Seen:
         found = await self._finder.find(wanted, before=before, limit=limit)
         return Seen([_summary(row) for row in found.rows], found.next, found.looked_at)
 
@@ -61,16 +61,16 @@ class JobDesk(JobDeadDesk):
         if row is None:
             return None
         heads = [] if row["ready"] else await self._jobs.run("group_head", group_id=row["group_id"])
-        summary = _summary(row)
+        summary, waiting = _summary(row), waiting_for(row, heads[0] if heads else None)
         return Detail(
             summary,
             _fields(row),
-            _timeline(row, summary, await self._jobs.attempts(number)),
+            _timeline(row, summary, await self._jobs.attempts(number), waiting),
             body_of(row["payload"], row["payload_content_type"]),
             verbs=possible(self.from_states, summary.state),
             # Where our own go is a setting, which is nobody's to copy.
             curl=curl_of(row, self._header_prefix) if row["source"] != SOURCE else None,
-            waits=_waits(row, heads[0] if heads else None),
+            waits=_waits(row, waiting),
         )
 
 
@@ -122,7 +122,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
     )
 
 
-def _timeline(row: Row, summary: Summary, attempts: Sequence[Row]) -> list[Step]:
+def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Waiting | None) -> list[Step]:
     steps = [Step(summary.created_at, "created", f"Created by {row['source']}")]
     request = _request(row)
     steps += [_attempt(attempt, request) for attempt in attempts]
@@ -134,7 +134,10 @@ def _timeline(row: Row, summary: Summary, attempts: Sequence[Row]) -> list[Step]
         at = readable(row["completed_at"]) or readable(row["updated_at"]) or tried or summary.created_at
         steps.append(_end(row, summary, at))
     elif summary.due_at is not None:
-        steps.append(Step(summary.due_at, "waits", "Next attempt" if attempts else "First attempt"))
+        # Its target may be paused for longer than until it is due.
+        until = readable(waiting.until) if waiting is not None else None
+        due = max(summary.due_at, until or summary.due_at)
+        steps.append(Step(due, "waits", "Next attempt" if attempts else "First attempt"))
     return sorted(steps, key=lambda step: step.at)
 
 
@@ -173,10 +176,9 @@ def _attempt(row: Row, request: str) -> Step:
     )
 
 
-def _waits(row: Row, head: Row | None) -> str | None:
+def _waits(row: Row, found: Waiting | None) -> str | None:
     if row["status"] == "IN_PROGRESS":
         return f"{row['locked_by'] or 'a worker'} has it"
-    found = waiting_for(row, head)
     if found is None:
         return None if PHASES.get(row["status"]) != "waiting" else f"{DUE}the next free slot is its own"
     return f"{found.message} (until {found.until})" if found.until else found.message

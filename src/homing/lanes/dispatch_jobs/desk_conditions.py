@@ -30,7 +30,9 @@ from homing.db.conditions import (
 )
 from homing.db.looking import Table
 from homing.lanes.dispatch_jobs.filters import Filter
+from homing.lanes.dispatch_jobs.job import OWN_SOURCE
 from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.messages.asking import states_of as of_phases
 from homing.messages.model import Phase, Wanted
 
 PHASES: Final[Mapping[str, Phase]] = {
@@ -48,19 +50,10 @@ TABLE: Final = Table(
     "o.id, o.external_id, o.idempotency_key, o.status, o.source, o.type, o.group_id, o.target, o.target_url,"
     " o.error_class, o.created_at",
 )
-#: Rows of these lie in an index in the order of ids; all others in the order of created_at and id.
-ORDERED: Final = ("IN_PROGRESS",)
 
 
 def states_of(wanted: Wanted) -> tuple[str, ...]:
-    """Those that are asked for; all of them when none is. What has arrived has no error."""
-    every = not wanted.phases and not wanted.states
-    return tuple(
-        state
-        for state, phase in PHASES.items()
-        if (every or phase in wanted.phases or state in wanted.states)
-        and not (phase == "delivered" and wanted.has_error)
-    )
+    return of_phases(PHASES, wanted)
 
 
 class Asked(Struct, frozen=True):
@@ -190,13 +183,34 @@ def _target_and_words(wanted: Wanted, dialect: Dialect) -> Conditions:
 def _to(dialect: Dialect, to: str) -> Conditions:
     """A URL is one; else it is a host, with its port or without. `target` is `scheme://host:port#credentials`."""
     if "/" in to:
-        return matches(dialect, "o.target_url", "to", to)
+        return _to_url(dialect, to)
     host = like(to.lower())
     return either(
         is_like(dialect, "o.target", "to", f"%://{host}:%"),
         is_like(dialect, "o.target", "to_port", f"%://{host}"),
         is_like(dialect, "o.target", "to_port_of", f"%://{host}#%"),
     )
+
+
+def _to_url(dialect: Dialect, to: str) -> Conditions:
+    """As it is shown, or whole. A pattern is compared with what is shown alone (`masking.shown_url`).
+
+    Else it would spell out letter by letter what is hidden: a query, a password, where our own jobs go.
+    """
+    shown = _SHOWN_URL[dialect]
+    if not is_pattern(to):
+        seen = matches(dialect, shown, "shown", to.removesuffix(HIDDEN_QUERY))
+        return either(matches(dialect, "o.target_url", "to", to), seen)
+    hidden = Conditions((f"o.source <> '{OWN_SOURCE}'", f"{shown} NOT LIKE '%@%'"))
+    return hidden + is_like(dialect, shown, "to", like(to))
+
+
+#: What `look.without_query` shows in place of a query.
+HIDDEN_QUERY: Final = "?…"
+_SHOWN_URL: Final[Mapping[Dialect, str]] = {
+    "postgres": "split_part(replace(o.target_url, '#', '?'), '?', 1)",
+    "sqlite": "substr(o.target_url, 1, instr(replace(o.target_url, '#', '?') || '?', '?') - 1)",
+}
 
 
 def _errors(wanted: Wanted, dialect: Dialect) -> Conditions:

@@ -9,15 +9,17 @@ from typing import Final
 from msgspec import json
 from msgspec.structs import replace
 
-from homing.db.conditions import UNCLASSIFIED, Conditions, is_pattern
+from homing.db import load_queries
+from homing.db.conditions import UNCLASSIFIED, Conditions, is_pattern, written
 from homing.db.looking import Stream
 from homing.db.walking import Walk
 from homing.lanes.dispatch_jobs.desk_conditions import TABLE, conditions, is_indexed, states_of
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.messages.codes import told_apart
-from homing.messages.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, Walked, Way, cause_of, groups_of
+from homing.messages.dead import MOST_CODES, MOST_COUNTED, MOST_READ_OF_EACH, cause_of, groups_of
 from homing.messages.model import DeadGroup, LaneName, Verb, Wanted
+from homing.messages.searched import Searched, Way
 
 FROM_STATES: Final[Mapping[Verb, tuple[str, ...]]] = {
     "requeue": ("ERROR", "CANCELLED"),
@@ -28,12 +30,12 @@ _BY_CLASS = "o.status = 'ERROR' AND o.error_class = :{}"
 _UNCLASSIFIED = "o.status = 'ERROR' AND o.error_class IS NULL"
 
 
-class JobDeadDesk(Walked):
+class JobDeadDesk(Searched):
     name: LaneName = "dispatch_jobs"
     from_states = FROM_STATES
 
     def __init__(self, jobs: DispatchJobs) -> None:
-        super().__init__(jobs.database, __package__ or "")
+        super().__init__(jobs.database, load_queries(__package__ or "", jobs.database.dialect, "desk_dead"))
         self._jobs = jobs
 
     async def dead_groups(self) -> Sequence[DeadGroup]:
@@ -43,7 +45,7 @@ class JobDeadDesk(Walked):
         going: dict[str | None, list[str]] = defaultdict(list)
         for row in await self._ask("dead_words", most=MOST_READ_OF_EACH, codes=MOST_CODES) if rows else ():
             code = None if row["code"] is None else told_apart(row["code"])
-            said[code].append(row["text"] or "")
+            said[code].append(written(row["text"] or ""))
             going[code].append(row["target"])
         targets = {code: _most_frequent(some) for code, some in going.items()}
         return groups_of("dispatch_jobs", causes, said, id_of=text_of, targets=targets)

@@ -25,12 +25,6 @@ dispatch_job AS j
 -- fragment: unclassified
 dispatch_job AS j WHERE j.status = 'ERROR' AND j.error_class IS NULL
 
--- name: by_index
--- For the transaction: what is asked for lies in an index in the order that is asked for, and only the newest of it
--- are read. The planner, which does not know how old they are, would rather read it all and sort.
-SELECT set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('enable_seqscan', 'off', true)
-
 -- name: dead_codes
 -- Counted up to a limit: a class with a million costs no more than one with some ten thousand.
 WITH RECURSIVE {classes}

@@ -155,7 +155,7 @@ def _has_ended(asked: Asked, end: Place | None) -> bool:
     at = readable(end.at) if end is not None else None
     if since is None or at is None:
         return False
-    return at < (since - _CLOCKS_APART if is_by_id(asked.lead) else since)
+    return since - at > (_CLOCKS_APART if is_by_id(asked.lead) else timedelta())
 
 
 _CLOCKS_APART = timedelta(days=1)

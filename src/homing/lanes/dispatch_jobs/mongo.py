@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from homing.lanes.dispatch_jobs import (
+    mongo_alerts,
     mongo_claims,
     mongo_desk_dead,
     mongo_groups,
@@ -21,8 +22,8 @@ from homing.lanes.dispatch_jobs.mongo_documents import Operation
 
 _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_claims: (
-        "due_targets", "oldest_due", "lock_targets", "claim", "claim_one", "lock_target_of",
-        "claim_these", "claim_one_limited", "hold_up", "claim_lost", "rescue",
+        "due_targets", "oldest_due", "oldest_claimable", "lock_targets", "claim", "claim_one",
+        "lock_target_of", "claim_these", "claim_one_limited", "hold_up", "claim_lost", "rescue",
     ),
     mongo_settles: ("settle", "confirm", "renew", "release"),
     mongo_groups: ("lock_groups", "promote", "stuck_groups", "ordered_groups", "group_head"),
@@ -37,6 +38,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     ),
     mongo_target_look: ("seen_targets", "target_loads", "target_results"),
     mongo_leases: ("leases", "end_leases"),
+    mongo_alerts: ("has_deaths", "mark_deaths", "marked_deaths", "drop_deaths", "failing_targets"),
     mongo_desk_dead: ("dead_codes", "dead_words", "count_states"),
     mongo_prune: ("prune_window", "prune_survey", "prune_candidates", "prune"),
     mongo_overview: ("counts", "success_by_source", "duration_by_type", "needs_attention", "dead_groups"),

@@ -131,6 +131,19 @@ async def oldest_due(session: Session, given: Given) -> list[Columns]:
     return rows([{"age": (now - first).total_seconds()}])
 
 
+async def oldest_claimable(session: Session, given: Given) -> list[Columns]:
+    """For alerts: of what could be sent now and is not. Whoever is left alone has a rule of its own."""
+    heads = await _heads(session, "", given["most"])
+    if not heads:
+        return []
+    now = max(head["now"] for head in heads.values())
+    alone = {"$or": [{"open_until": {"$exists": True}}, {"paused_until": {"$gt": now}}]}
+    left_alone = {one["_id"] for one in await session.find(TARGETS, alone, {"_id": 1})}
+    others = {target: head["at"] for target, head in heads.items() if target not in left_alone}
+    others.pop(given["alert_target"], None)
+    return rows([{"age": (now - min(others.values())).total_seconds()}] if others else [])
+
+
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -12,6 +12,7 @@ from homing.db import Query
 from homing.db.conditions import LONGEST_CODE, UNCLASSIFIED, is_pattern
 from homing.db.mongo import Columns, Session
 from homing.lanes.dispatch_jobs.desk_conditions import (
+    HIDDEN_QUERY,
     PHASES,
     Asked,
     is_by_id,
@@ -20,6 +21,7 @@ from homing.lanes.dispatch_jobs.desk_conditions import (
     without_lead,
 )
 from homing.lanes.dispatch_jobs.desk_find import JobFinder
+from homing.lanes.dispatch_jobs.job import OWN_SOURCE
 from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows
 from homing.lanes.dispatch_jobs.tsid import number_of
 from homing.messages.model import Wanted
@@ -118,5 +120,20 @@ def _word(word: str) -> Match:
 
 def _to(to: str) -> Match:
     if "/" in to:
-        return {"target_url": _matching(to)}
+        return _to_url(to)
     return {"target": {"$regex": f"://{_expression(to.lower())}([:#]|$)", "$options": "i"}}
+
+
+def _to_url(to: str) -> Match:
+    """As the SQL has it: a pattern finds nothing out that is hidden."""
+    if not is_pattern(to):
+        shown = re.escape(to.removesuffix(HIDDEN_QUERY))
+        return {"$or": [{"target_url": to}, {"target_url": {"$regex": f"^{shown}([?#]|$)", "$options": "s"}}]}
+    if any(letter in to for letter in _NOT_SHOWN):
+        return {"target_url": {"$in": []}}
+    shown = f"[^{_NOT_SHOWN}]*".join(re.escape(part) for part in to.split("*"))
+    return {"source": {"$ne": OWN_SOURCE}, "target_url": {"$regex": f"^{shown}([?#]|$)", "$options": "is"}}
+
+
+#: These begin what is hidden of a URL, or end it.
+_NOT_SHOWN: Final = "?#@"

@@ -11,6 +11,7 @@ from homing.db import Database, Query
 from homing.db.mongo import Columns, Document, Session
 from homing.lanes.dispatch_jobs.mongo_desk import all_of
 from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, decoded, rows
+from homing.lanes.dispatch_jobs.mongo_overview import error_classes
 from homing.lanes.dispatch_jobs.tsid import number_of
 from homing.messages.model import Wanted
 
@@ -24,31 +25,17 @@ _DEAD_INDEX = "homing_job_dead"
 
 async def dead_codes(session: Session, given: Given) -> list[Columns]:
     """One jump per error class, and each counted up to a limit."""
-    classes = [*await _classes(session, given["codes"]), None]
+    classes = [*await error_classes(session, given["codes"]), None]
     found = [await _cause(session, one, given["most"]) for one in classes]
     return rows(cause for cause in found if cause is not None)
 
 
 async def dead_words(session: Session, given: Given) -> list[Columns]:
-    classes = [*await _classes(session, given["codes"]), None]
+    classes = [*await error_classes(session, given["codes"]), None]
     found = [(one, job) for one in classes for job in await _dead(session, one, -1, given["most"])]
     return rows(
         {"code": one, "text": job.get("last_error"), "target": job.get("target", "")} for one, job in found
     )
-
-
-async def _classes(session: Session, most: int) -> list[str]:
-    classes: list[str] = []
-    while len(classes) < most:
-        beyond: Match = {"$gt": classes[-1]} if classes else {"$gte": ""}
-        following = {"status": "ERROR", "error_class": beyond}
-        found = await session.find(
-            JOBS, following, {"error_class": 1}, sort={"error_class": 1}, limit=1, hint=_DEAD_INDEX
-        )
-        if not found:
-            break
-        classes.append(found[0]["error_class"])
-    return classes
 
 
 async def _dead(session: Session, error_class: str | None, direction: int, limit: int) -> list[Document]:

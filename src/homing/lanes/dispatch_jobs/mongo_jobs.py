@@ -11,6 +11,7 @@ from pymongo.errors import DuplicateKeyError
 from homing.db import instant
 from homing.db.mongo import Columns, Document, Session
 from homing.errors import Refused
+from homing.lanes.dispatch_jobs.mongo_alerts import NOTED_DEATH
 from homing.lanes.dispatch_jobs.mongo_documents import (
     ATTEMPTS,
     GONE,
@@ -313,6 +314,7 @@ async def expire(session: Session, given: Given) -> list[Columns]:
         "status": "ERROR",
         "last_error": "expired before it could be delivered",
         "error_class": "expired",
+        "death": NOTED_DEATH,
         "completed_at": NOW,
         "duration_millis": DURATION,
         "updated_at": NOW,

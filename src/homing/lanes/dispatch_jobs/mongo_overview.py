@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from homing.db.conditions import UNCLASSIFIED
 from homing.db.mongo import Columns, Document, Session
 from homing.lanes.dispatch_jobs.mongo_documents import JOBS, Given, rows, server_time
 
@@ -14,7 +15,6 @@ _WINDOW = timedelta(hours=24)
 #: So many are counted; of more the server's own estimate is taken.
 _COUNTED = 100_000
 _BY_AGE = {"created_at": -1, "_id": -1}
-_UNCLASSIFIED = "unclassified"
 
 
 async def counts(session: Session, _given: Given) -> list[Columns]:
@@ -103,9 +103,10 @@ async def needs_attention(session: Session, given: Given) -> list[Columns]:
 async def dead_groups(session: Session, given: Given) -> list[Columns]:
     """One jump per error class, then the newest jobs of each: a class with a million hides no other."""
     found: list[tuple[str, Document]] = []
-    classes = await _error_classes(session, given["classes"])
+    classes = await error_classes(session, given["classes"])
     for error_class in (*classes, None):
-        found += [(error_class or _UNCLASSIFIED, one) for one in await _dead(session, error_class, given)]
+        name = UNCLASSIFIED if error_class is None else error_class
+        found += [(name, one) for one in await _dead(session, error_class, given)]
     of_class = Counter(name for name, _ in found)
     groups: dict[tuple[str, str, str], list[int]] = {}
     for name, one in found:
@@ -117,10 +118,12 @@ async def dead_groups(session: Session, given: Given) -> list[Columns]:
     )
 
 
-async def _error_classes(session: Session, most: int) -> list[str]:
+async def error_classes(session: Session, most: int) -> list[str]:
+    """One jump in the index for each. The empty text is a class like any other."""
     classes: list[str] = []
     while len(classes) < most:
-        following = {"status": "ERROR", "error_class": {"$gt": classes[-1] if classes else ""}}
+        beyond: dict[str, Any] = {"$gt": classes[-1]} if classes else {"$gte": ""}
+        following = {"status": "ERROR", "error_class": beyond}
         found = await session.find(
             JOBS, following, {"error_class": 1}, sort={"error_class": 1}, limit=1, hint="homing_job_dead"
         )

@@ -11,6 +11,7 @@ import msgspec
 from pymongo.read_concern import ReadConcern
 
 from homing.db.mongo import Columns, Document, Session
+from homing.lanes.dispatch_jobs.mongo_alerts import NOTED_DEATH
 from homing.lanes.dispatch_jobs.mongo_claims import AS_IT_WAS, FREE
 from homing.lanes.dispatch_jobs.mongo_documents import (
     ATTEMPTS,
@@ -80,6 +81,8 @@ def _state(entry: Mapping[str, Any], token: str) -> dict[str, Any]:
     }
     if not ended:
         sets["next_attempt_at"] = after(entry["delay"])
+    if entry["status"] == "ERROR":
+        sets["death"] = NOTED_DEATH
     if counted:
         sets["attempt_count"] = {"$add": ["$attempt_count", 1]}
         sets["last_attempt_at"] = {"$subtract": [NOW, entry["millis"]]}

@@ -205,7 +205,7 @@ class JobSearch:
         )
         values = {**self._values(filter), "limit": limit, "offset": offset}
         if after:
-            values |= {"after_id": after.id, "after_at": self._time(instant(after.at), after.at)}
+            values |= {"after_id": after.id, "after_at": self._after(after)}
         rows = await self._fetch(text, values, LONGEST_SEARCH)
         return list(dict.fromkeys(map(_place, rows)))
 
@@ -221,7 +221,7 @@ class JobSearch:
         by = _BY_TIME if chosen.order[0] == _BY_TIME[0] else _BY_TIME[1:]
         values = {**self._values(filter), **also.values}
         if after:
-            values |= {"after_id": after.id, "after_at": self._time(instant(after.at), after.at)}
+            values |= {"after_id": after.id, "after_at": self._after(after)}
         newest = "ORDER BY " + ", ".join(f"{column} DESC" for column in by)
         text = _text("o.id, o.created_at", inner, also.texts, newest, f"LIMIT {limit:d}")
         places = [_place(row) for row in await self._fetch(text, values, LONGEST_SEARCH)]
@@ -292,6 +292,10 @@ class JobSearch:
         for n, (key, value) in enumerate(filter.metadata):
             values |= {f"key{n}": key, f"value{n}": value}
         return values
+
+    def _after(self, place: Place) -> datetime | str | None:
+        """In SQLite as it is written there, which need be no time."""
+        return instant(place.at) if self._dialect == "postgres" else place.at
 
     def _time(self, moment: datetime | None, text: str | None) -> datetime | str | None:
         return moment if self._dialect == "postgres" else text

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from homing.db import Dialect, Row
-from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
-from homing.db.looking import Stream, first_after, look
-from homing.lanes.email_log.desk_conditions import (
-    CANCELLED,
-    ORDERED,
-    PHASES,
-    STATE,
-    TABLE,
-    in_order,
-    number_of,
-    other_conditions,
-    states_of,
-)
-from homing.lanes.email_log.desk_dead import EmailDeadDesk
-from homing.lanes.email_log.log import EmailLog
+from homing.db import Row
+from homing.db.conditions import readable, readable_or_never, written
+from homing.lanes.email_log.desk_conditions import CANCELLED, LAYOUT, PHASES
+from homing.lanes.email_log.log import EmailLog, attempts_of_emails
 from homing.lanes.email_log.view import email_id
+from homing.messages.attempts import delivered_attempt, failed_attempts, tells_of
 from homing.messages.facts import (
     DUE,
     code_of,
@@ -34,88 +23,59 @@ from homing.messages.facts import (
     trace_of,
     verdicts,
 )
-from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
-from homing.senders.hiding import hide_in_json
-from homing.senders.preview import preview_of, shown
+from homing.messages.mails import harmless, mail_of
+from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
+from homing.messages.table_desk import TableDesk
 from homing.senders.templates import Templates
 
 #: In other states the column says when the scheduler looks at the row again, which is nobody's attempt.
 _TRIED_AGAIN = frozenset({"Failed", "RetryQueued"})
 
 
-class EmailDesk(EmailDeadDesk):
+class EmailDesk(TableDesk[EmailLog]):
     name: LaneName = "email_log"
     phases: Mapping[str, Phase] = PHASES
     scope = "emails"
+    from_states: Mapping[Verb, tuple[str, ...]] = {
+        "requeue": ("Dead", "Failed", "Cancelled"),
+        "cancel": ("Pending", "Failed"),
+        "send_now": ("Pending", "Failed"),
+    }
+    _layout = LAYOUT
 
     def __init__(self, log: EmailLog, templates: Templates, default_sender: str) -> None:
-        super().__init__(log)
-        self._log = log
+        super().__init__(log, __package__ or "")
+        self._kept = attempts_of_emails(log.database)
         self._templates = templates
         self._default_sender = default_sender
 
-    def number(self, id: str) -> int | None:
-        return number_of(id)
+    # ── many ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def counts(self) -> Mapping[str, int]:
-        return await self._log.counts()
+    async def _summaries(self, rows: Sequence[Row]) -> Sequence[Summary]:
+        return [_summary(row) for row in rows]
 
-    async def oldest_due(self) -> float:
-        return await self._log.oldest_due()
-
-    async def find(self, wanted: Wanted, *, before: int | None, limit: int) -> Seen:
-        database = self._log.database
-        states = states_of(wanted)
-        others = other_conditions(wanted, database.dialect)
-        if not states or others is None:
-            return Seen((), None)
-        if wanted.until is not None and before is None:
-            before = await first_after(database, TABLE, wanted.until)
-        stream, also = _stream(database.dialect, wanted, states, others)
-        seen = await look(database, TABLE, stream, also, before=before, limit=limit, since=wanted.since)
-        return Seen([_summary(row) for row in seen.rows], seen.next, seen.looked_at)
+    # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
     async def show(self, number: int) -> Detail | None:
-        row = await self._log.get(number)
+        row = await self._rows.get(number)
         if row is None:
             return None
         summary = _summary(row)
-        variables = hide_in_json(str(row["variables"])) if row["variables"] else None
         return Detail(
             summary,
             _fields(row),
-            _timeline(row, summary),
-            json_body({"variables": variables}),
+            _timeline(row, summary, await self._kept.of(number)),
+            json_body({"variables": harmless(row["variables"])}),
             has_mail=True,
             verbs=possible(self.from_states, summary.state),
             waits=_waits(row, summary, datetime.now(UTC)),
         )
 
     async def mail(self, number: int) -> MailParts | None:
-        row = await self._log.get(number)
+        row = await self._rows.get(number)
         if row is None:
             return None
-        mail = shown(row, text_body=row["body"])
-        found = preview_of(mail, self._templates, self._default_sender, row["attachments"])
-        return MailParts(found.headers, found.text, found.html, found.source, found.trouble)
-
-
-def _stream(
-    dialect: Dialect, wanted: Wanted, states: tuple[str, ...], others: Conditions
-) -> tuple[Stream, Conditions]:
-    """By which index the rows are read, and what is left to be looked for among them."""
-    every = len(states) == len(PHASES)
-    asked = Conditions(() if every else (is_one_of(STATE, states),))
-    if wanted.id is not None:
-        by_key = next(text for text in others.texts if text.startswith(("o.id =", "o.message_key =")))
-        rest = tuple(text for text in others.texts if text != by_key)
-        return Stream((by_key,)), asked + Conditions(rest, others.values)
-    if every or "Sent" in states:
-        # Nearly all of them: the newest are soon found among all.
-        return Stream(), asked + others
-    ordered = tuple(in_order(dialect, state) for state in states if state in ORDERED)
-    pending = ("o.status = 'Pending'",) if "Pending" in states else ()
-    return Stream(ordered, pending, asked.texts[0]), others
+        return mail_of(row, self._templates, self._default_sender, text_body=row["body"])
 
 
 def _attempts(row: Row) -> int:
@@ -137,8 +97,8 @@ def _summary(row: Row) -> Summary:
         number=row["id"],
         state=state,
         phase=PHASES.get(state, "waiting"),
-        title=str(row["subject"] or row["template"] or ""),
-        to=str(row["to_address"]),
+        title=written(row["subject"] or row["template"] or ""),
+        to=written(row["to_address"]),
         attempts=_attempts(row),
         error=_error(row),
         created_at=readable_or_never(row["created_at"]),
@@ -181,17 +141,19 @@ def _fields(row: Row) -> list[tuple[str, str]]:
     )
 
 
-def _timeline(row: Row, summary: Summary) -> list[Step]:
-    steps = [Step(summary.created_at, "created", "Ordered")]
+def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
+    steps = [Step(summary.created_at, "created", "Ordered"), *failed_attempts(kept)]
     queued, tried, sent = (readable(row[name]) for name in ("last_queued_at", "last_attempt_at", "sent_at"))
     if queued is not None:
         steps.append(Step(queued, "queued", "Last put into the queue"))
-    if tried is not None:
-        steps.append(_attempt(row, summary, tried))
+    if row["locked_by"] is not None and tried is not None:
+        steps.append(Step(tried, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"]))
+    elif summary.state != "Sent" and tried is not None and not tells_of(kept, tried):
+        steps.append(_last_attempt(row, tried))
     if summary.state == "Sent":
-        steps.append(
-            Step(sent or tried or summary.created_at, "delivered", "Taken by the provider", well=True)
-        )
+        arrived = sent or tried or summary.created_at
+        steps.append(delivered_attempt(row, _attempts(row), arrived))
+        steps.append(Step(arrived, "delivered", "Taken by the provider", well=True))
     elif summary.state == CANCELLED:
         at = readable(row["announced_at"]) or tried or queued or summary.created_at
         steps.append(Step(at, "stopped", "Cancelled", well=False))
@@ -205,13 +167,10 @@ def _timeline(row: Row, summary: Summary) -> list[Step]:
     return sorted(steps, key=lambda step: step.at)
 
 
-def _attempt(row: Row, summary: Summary, at: datetime) -> Step:
-    if row["locked_by"] is not None:
-        return Step(at, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"])
-    well = summary.state == "Sent"
+def _last_attempt(row: Row, at: datetime) -> Step:
     title = f"Last attempt, of {max(_attempts(row), 1)}"
-    if well or row["last_error"] is None:
-        return Step(at, "attempt", title, well=well or None)
+    if row["last_error"] is None:
+        return Step(at, "attempt", title)
     code, told = code_of(row["last_error"]), message_of(row["last_error"])
     return Step(at, "attempt", title, well=False, error_class=code, error=told)
 

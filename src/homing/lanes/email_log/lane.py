@@ -65,8 +65,8 @@ def _final(outcome: Reject) -> Reject:
 def transition(max_attempts: int, claim: Claim[Email], settlement: Settlement) -> Mapping[str, Any]:
     """The columns that each settlement writes."""
     match settlement:
-        case Complete(report=report):
-            return _columns("Sent", report)
+        case Complete(report=report, millis=millis):
+            return _columns("Sent", report, millis=millis)
         case RetryIn(delay=delay, failure=failure, charged=charged, report=report):
             return _columns("Failed", report, charged=charged, error=failure, delay=delay)
         case Bury(failure=failure, charged=charged, report=report):
@@ -90,6 +90,7 @@ def _columns(
     error: Failure | None = None,
     delay: float = 0.0,
     dead_reason: str | None = None,
+    millis: int | None = None,
 ) -> Mapping[str, Any]:
     return {
         "status": status,
@@ -100,4 +101,5 @@ def _columns(
         "recipients": report.recipients or None if report else None,
         "provider": report.provider if report else None,
         "provider_message_id": report.provider_message_id if report else None,
+        "millis": millis,
     }

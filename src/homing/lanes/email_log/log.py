@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from homing.db import Database, Row, load_queries
+from homing.db.attempts import Attempts
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
-from homing.engine.model import Claim, Settlement
+from homing.engine.model import Bury, Claim, Discard, Settlement
 from homing.errors import Refused
 from homing.lanes.email_log.email import STATES, Dropped, Due, Email, NewEmail, Ordered, Terms, email_of
 from homing.lanes.email_log.queues import Hint
@@ -42,7 +43,10 @@ class EmailLog(SqlStore[Email]):
             item=email_of,
             transition=transition,
             parameters=msgspec.structs.asdict(terms),
+            kept_attempts=attempts_of_emails(database),
         )
+        # On PostgreSQL one statement does both.
+        self._settling = [name for name in ("settle", "complete_keys") if name in self._queries]
         self._owner = terms.owner
         self._telemetry = telemetry
 
@@ -70,15 +74,10 @@ class EmailLog(SqlStore[Email]):
         return {row["id"]: row for row in rows}
 
     async def settle(self, batch: Sequence[tuple[Claim[Email], Settlement]]) -> set[int]:
-        columns = [{"id": c.id, "fence": c.fence, **self._transition(c, s)} for c, s in batch]
-        if not columns:
-            return set()
-        steps = ["settle", "complete_keys"] if "complete_keys" in self._queries else ["settle"]
-        results = await self.run_together(steps, batch=_encode(columns).decode())
-        settled = {row["id"] for row in results["settle"]}
-        for one in columns:
-            if one["id"] in settled and one["dead_reason"] is not None:
-                self._telemetry.email_died(one["dead_reason"])
+        settled = await super().settle(batch)
+        for claim, end in batch:
+            if claim.id in settled and isinstance(end, Bury | Discard):
+                self._telemetry.email_died(self._transition(claim, end)["dead_reason"])
         return settled
 
     async def release(self, claims: Sequence[Claim[Email]]) -> set[int]:
@@ -231,3 +230,7 @@ def _repetition(email: NewEmail, first: Row) -> Ordered:
 
 def new_token() -> str:
     return secrets.token_hex(16)
+
+
+def attempts_of_emails(database: Database) -> Attempts:
+    return Attempts(database, "email_log", "email_log")

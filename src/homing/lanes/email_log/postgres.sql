@@ -82,7 +82,7 @@ WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, charged integer, delay double precision, error text,
-        dead_reason text, recipients jsonb, provider text, provider_message_id text)
+        dead_reason text, recipients jsonb, provider text, provider_message_id text, millis integer)
 ), held AS MATERIALIZED (
     SELECT id, claim_seq
     FROM email_log
@@ -104,6 +104,8 @@ WITH batch AS MATERIALIZED (
         provider = coalesce(mine.provider, e.provider),
         provider_message_id = coalesce(mine.provider_message_id, e.provider_message_id),
         sent_at = CASE WHEN mine.status = 'Sent' THEN now() ELSE e.sent_at END,
+        delivered_by = CASE WHEN mine.status = 'Sent' THEN :owner ELSE e.delivered_by END,
+        delivered_millis = coalesce(mine.millis, e.delivered_millis),
         locked_by = NULL,
         locked_until = NULL
     FROM mine

@@ -71,7 +71,7 @@ WITH batch AS MATERIALIZED (
         json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error,
         json_extract(value, '$.dead_reason') AS dead_reason, json_extract(value, '$.recipients') AS recipients,
         json_extract(value, '$.provider') AS provider,
-        json_extract(value, '$.provider_message_id') AS provider_message_id
+        json_extract(value, '$.provider_message_id') AS provider_message_id, json_extract(value, '$.millis') AS millis
     FROM json_each(:batch)
 )
 UPDATE email_log
@@ -87,6 +87,8 @@ SET status = batch.status,
     provider = coalesce(batch.provider, email_log.provider),
     provider_message_id = coalesce(batch.provider_message_id, email_log.provider_message_id),
     sent_at = CASE WHEN batch.status = 'Sent' THEN {now} ELSE sent_at END,
+    delivered_by = CASE WHEN batch.status = 'Sent' THEN :owner ELSE delivered_by END,
+    delivered_millis = coalesce(batch.millis, delivered_millis),
     locked_by = NULL,
     locked_until = NULL
 FROM batch

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from homing.db import Dialect, Row
-from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
-from homing.db.looking import Stream, first_after, look
-from homing.lanes.mail_outbox.desk_conditions import (
-    ORDERED,
-    PHASES,
-    TABLE,
-    in_order,
-    number_of,
-    other_conditions,
-    states_of,
-)
-from homing.lanes.mail_outbox.desk_dead import MailDeadDesk
-from homing.lanes.mail_outbox.outbox import MailOutbox
+from homing.db import Row
+from homing.db.conditions import readable, readable_or_never, written
+from homing.lanes.mail_outbox.desk_conditions import LAYOUT, PHASES
+from homing.lanes.mail_outbox.outbox import MailOutbox, attempts_of_mails
+from homing.messages.attempts import delivered_attempt, failed_attempts, tells_of
 from homing.messages.facts import (
     DUE,
     code_of,
@@ -33,93 +24,56 @@ from homing.messages.facts import (
     trace_of,
     verdicts,
 )
-from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
-from homing.senders.hiding import hide_in_json
-from homing.senders.preview import preview_of, shown
+from homing.messages.mails import harmless, mail_of
+from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
+from homing.messages.table_desk import TableDesk
 from homing.senders.templates import Templates
 
 _ENDED_BADLY = frozenset({"failed", "expired"})
 
 
-class MailDesk(MailDeadDesk):
+class MailDesk(TableDesk[MailOutbox]):
     name: LaneName = "mail_outbox"
     phases: Mapping[str, Phase] = PHASES
     scope = "mail"
+    from_states: Mapping[Verb, tuple[str, ...]] = {
+        "requeue": ("failed", "cancelled", "expired"),
+        "cancel": ("queued",),
+        "send_now": ("queued",),
+    }
+    _layout = LAYOUT
 
     def __init__(self, outbox: MailOutbox, templates: Templates, default_sender: str) -> None:
-        super().__init__(outbox)
-        self._outbox = outbox
+        super().__init__(outbox, __package__ or "")
+        self._kept = attempts_of_mails(outbox.database)
         self._templates = templates
         self._default_sender = default_sender
 
-    def number(self, id: str) -> int | None:
-        return number_of(id)
-
-    async def counts(self) -> Mapping[str, int]:
-        return await self._outbox.counts()
-
-    async def oldest_due(self) -> float:
-        return await self._outbox.oldest_due()
-
     # ── many ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def find(self, wanted: Wanted, *, before: int | None, limit: int) -> Seen:
-        database = self._outbox.database
-        states = states_of(wanted)
-        others = other_conditions(wanted, database.dialect)
-        if not states or others is None:
-            return Seen((), None)
-        if wanted.until is not None and before is None:
-            before = await first_after(database, TABLE, wanted.until)
-        stream, also = _stream(database.dialect, wanted, states, others)
-        seen = await look(database, TABLE, stream, also, before=before, limit=limit, since=wanted.since)
-        return Seen([_summary(row) for row in seen.rows], seen.next, seen.looked_at)
+    async def _summaries(self, rows: Sequence[Row]) -> Sequence[Summary]:
+        return [_summary(row) for row in rows]
 
     # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
     async def show(self, number: int) -> Detail | None:
-        row = await self._outbox.get(number)
+        row = await self._rows.get(number)
         if row is None:
             return None
         summary = _summary(row)
         return Detail(
             summary,
             _fields(row),
-            _timeline(row, summary),
-            json_body({"variables": _harmless(row["variables"]), "metadata": row["metadata"]}),
+            _timeline(row, summary, await self._kept.of(number)),
+            json_body({"variables": harmless(row["variables"]), "metadata": row["metadata"]}),
             has_mail=True,
             verbs=possible(self.from_states, summary.state),
             waits=_waits(row, summary, datetime.now(UTC)),
         )
 
     async def mail(self, number: int) -> MailParts | None:
-        row = await self._outbox.get(number)
-        if row is None:
-            return None
-        found = preview_of(shown(row), self._templates, self._default_sender, row["attachments"])
-        return MailParts(found.headers, found.text, found.html, found.source, found.trouble)
-
-
-def _stream(
-    dialect: Dialect, wanted: Wanted, states: tuple[str, ...], others: Conditions
-) -> tuple[Stream, Conditions]:
-    """By which index the rows are read, and what is left to be looked for among them."""
-    if wanted.id is not None:
-        # At most one row, by its key; what else is asked for is asked of this one.
-        by_key = next(text for text in others.texts if text.startswith(("o.id =", "o.idempotency_key =")))
-        state = () if len(states) == len(PHASES) else (is_one_of("o.status", states),)
-        return Stream((by_key,)), Conditions(
-            (*state, *(t for t in others.texts if t != by_key)), others.values
-        )
-    if len(states) == len(PHASES):
-        return Stream(), others
-    asked = Conditions((is_one_of("o.status", states),))
-    if "sent" in states:
-        # Nearly all of them: the newest are soon found among all.
-        return Stream(), asked + others
-    ordered = tuple(in_order(dialect, state) for state in states if state in ORDERED)
-    queued = ("o.status = 'queued'",) if "queued" in states else ()
-    return Stream(ordered, queued, asked.texts[0]), others
+        row = await self._rows.get(number)
+        return mail_of(row, self._templates, self._default_sender) if row is not None else None
 
 
 def _summary(row: Row) -> Summary:
@@ -131,8 +85,8 @@ def _summary(row: Row) -> Summary:
         number=row["id"],
         state=state,
         phase=phase,
-        title=str(row["subject"] or row["template"] or ""),
-        to=str(row["to_address"]),
+        title=written(row["subject"] or row["template"] or ""),
+        to=written(row["to_address"]),
         attempts=_attempts(row),
         error=code_of(row["last_error"]) if state != "sent" else None,
         created_at=readable_or_never(row["created_at"]),
@@ -149,11 +103,6 @@ def _due(row: Row) -> datetime | None:
 def _attempts(row: Row) -> int:
     """The column has those that failed; the last one of a mail that was sent did not."""
     return int(row["retry_count"]) + int(row["status"] == "sent")
-
-
-def _harmless(variables: str | None) -> str | None:
-    """A link in them may be one that only its receiver should follow, and a code one that only he knows."""
-    return hide_in_json(str(variables)) if variables else None
 
 
 def _fields(row: Row) -> list[tuple[str, str]]:
@@ -184,27 +133,19 @@ def _fields(row: Row) -> list[tuple[str, str]]:
     )
 
 
-def _timeline(row: Row, summary: Summary) -> list[Step]:
-    steps = [Step(summary.created_at, "created", "Put into the outbox")]
+def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
+    steps = [Step(summary.created_at, "created", "Put into the outbox"), *failed_attempts(kept)]
     tried = readable(row["last_attempt_at"])
     error, code = message_of(row["last_error"]), code_of(row["last_error"])
-    if tried is not None and summary.phase == "running":
+    if summary.phase == "running" and tried is not None:
         steps.append(Step(tried, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"]))
-    elif tried is not None:
-        well = summary.state == "sent"
-        attempt = Step(
-            tried,
-            "attempt",
-            f"Last attempt, of {max(_attempts(row), 1)}",
-            well=well,
-            worker=row["locked_by"],
-        )
-        steps.append(_failed(attempt, None if well else code, None if well else error))
-    sent = readable(row["sent_at"])
+    elif summary.state != "sent" and tried is not None and not tells_of(kept, tried):
+        title = f"Last attempt, of {max(_attempts(row), 1)}"
+        steps.append(_failed(Step(tried, "attempt", title, well=False), code, error))
     if summary.state == "sent":
-        steps.append(
-            Step(sent or tried or summary.created_at, "delivered", "Taken by the provider", well=True)
-        )
+        sent = readable(row["sent_at"]) or tried or summary.created_at
+        steps.append(delivered_attempt(row, _attempts(row), sent))
+        steps.append(Step(sent, "delivered", "Taken by the provider", well=True))
     elif summary.phase in {"dead", "stopped"}:
         ended = readable(row["expires_at"]) if summary.state == "expired" else None
         step = Step(

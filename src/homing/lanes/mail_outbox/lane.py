@@ -66,8 +66,8 @@ class MailOutboxLane:
 def transition(_claim: Claim[Mail], settlement: Settlement) -> Mapping[str, Any]:
     """The columns that each settlement writes."""
     match settlement:
-        case Complete(report=report):
-            return _columns("sent", report)
+        case Complete(report=report, millis=millis):
+            return _columns("sent", report, millis=millis)
         case RetryIn(delay=delay, failure=failure, charged=charged, report=report):
             return _columns("queued", report, charged=charged, error=failure, delay=delay)
         case Bury(failure=failure, charged=charged, report=report):
@@ -83,6 +83,7 @@ def _columns(
     charged: bool = False,
     error: Failure | None = None,
     delay: float = 0.0,
+    millis: int | None = None,
 ) -> Mapping[str, Any]:
     return {
         "status": status,
@@ -92,4 +93,5 @@ def _columns(
         "recipients": report.recipients or None if report else None,
         "provider": report.provider if report else None,
         "provider_message_id": report.provider_message_id if report else None,
+        "millis": millis,
     }

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
+from homing.db.attempts import Attempts
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
@@ -50,6 +51,7 @@ class MailOutbox(SqlStore[Mail]):
             item=mail_of,
             transition=transition,
             parameters={"owner": owner, "lease_seconds": lease_seconds, "max_attempts": max_attempts},
+            kept_attempts=attempts_of_mails(database),
         )
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
@@ -134,3 +136,7 @@ def _repetition(mail: NewMail, repeated: Mapping[str, Row]) -> Ordered:
 
 def new_token() -> str:
     return secrets.token_hex(16)
+
+
+def attempts_of_mails(database: Database) -> Attempts:
+    return Attempts(database, "mail_outbox", "mail_outbox")

@@ -63,7 +63,7 @@ WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, charged integer, delay double precision, error text,
-        recipients jsonb, provider text, provider_message_id text)
+        recipients jsonb, provider text, provider_message_id text, millis integer)
 ), held AS MATERIALIZED (
     SELECT id, claim_seq
     FROM mail_outbox
@@ -84,6 +84,8 @@ SET status = mine.status,
     provider = coalesce(mine.provider, o.provider),
     provider_message_id = coalesce(mine.provider_message_id, o.provider_message_id),
     sent_at = CASE WHEN mine.status = 'sent' THEN now() ELSE o.sent_at END,
+    delivered_by = CASE WHEN mine.status = 'sent' THEN :owner ELSE o.delivered_by END,
+    delivered_millis = coalesce(mine.millis, o.delivered_millis),
     locked_by = NULL,
     lease_expires_at = NULL
 FROM mine

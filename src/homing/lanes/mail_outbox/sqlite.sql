@@ -60,7 +60,7 @@ WITH batch AS MATERIALIZED (
     SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence, json_extract(value, '$.status') AS status,
         json_extract(value, '$.charged') AS charged, json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error,
         json_extract(value, '$.recipients') AS recipients, json_extract(value, '$.provider') AS provider,
-        json_extract(value, '$.provider_message_id') AS provider_message_id
+        json_extract(value, '$.provider_message_id') AS provider_message_id, json_extract(value, '$.millis') AS millis
     FROM json_each(:batch)
 )
 UPDATE mail_outbox
@@ -75,6 +75,8 @@ SET status = batch.status,
     provider = coalesce(batch.provider, mail_outbox.provider),
     provider_message_id = coalesce(batch.provider_message_id, mail_outbox.provider_message_id),
     sent_at = CASE WHEN batch.status = 'sent' THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now') ELSE sent_at END,
+    delivered_by = CASE WHEN batch.status = 'sent' THEN :owner ELSE delivered_by END,
+    delivered_millis = coalesce(batch.millis, delivered_millis),
     locked_by = NULL,
     lease_expires_at = NULL
 FROM batch

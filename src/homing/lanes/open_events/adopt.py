@@ -68,6 +68,8 @@ _ADDED: Mapping[str, Mapping[str, Kind]] = {
         "due_at": "time",
         "due_attempts": "integer",
         "lock_written_at": "time",
+        "delivered_by": "text",
+        "delivered_millis": "integer",
     },
     _SUBSCRIPTIONS: {
         "locale": "text",

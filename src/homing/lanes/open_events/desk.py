@@ -2,81 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from homing.db import Dialect, Row, load_queries
-from homing.db.conditions import Conditions, is_one_of, readable, readable_or_never
-from homing.db.looking import Stream, first_after, look
+from homing.db import Row, load_queries
+from homing.db.conditions import readable, readable_or_never
+from homing.db.patience import patiently
 from homing.engine.model import Claim
-from homing.lanes.open_events.desk_conditions import (
-    ORDERED,
-    PHASES,
-    STATE,
-    TABLE,
-    by_id,
-    in_order,
-    number_of,
-    other_conditions,
-    states_of,
-)
-from homing.lanes.open_events.desk_dead import NotificationDeadDesk
+from homing.lanes.open_events.desk_conditions import LAYOUT, PHASES
 from homing.lanes.open_events.lane import OpenEventsLane
 from homing.lanes.open_events.notification import Notification, event_of, read_object, subscriber_of
-from homing.lanes.open_events.notifications import Notifications
+from homing.lanes.open_events.notifications import Notifications, attempts_of_notifications
 from homing.lanes.open_events.view import notification_id, read_error
+from homing.messages.attempts import delivered_attempt, failed_attempts, tells_of
 from homing.messages.facts import DUE, facts, json_body, moment_fact, possible
-from homing.messages.model import Detail, LaneName, MailParts, Phase, Seen, Step, Summary, Wanted
+from homing.messages.mails import parts_of
+from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
+from homing.messages.table_desk import TableDesk
 from homing.senders.addresses import mask
 from homing.senders.mail import MailMessage
 from homing.senders.preview import assembled
 
-_NEW = "lower(o.fanout_status) = 'pending' AND o.due_at IS NULL"
-_WAITING = "lower(o.fanout_status) = 'pending' AND o.due_at IS NOT NULL"
+#: One statement must not hold another program's file locked for long.
+_MOST_AT_ONCE = 500
 
 
-class NotificationDesk(NotificationDeadDesk):
+class NotificationDesk(TableDesk[Notifications]):
     name: LaneName = "open_events"
     phases: Mapping[str, Phase] = PHASES
     scope = "notifications"
+    from_states: Mapping[Verb, tuple[str, ...]] = {
+        "requeue": ("skipped", "failed", "expired"),
+        "cancel": ("pending",),
+        "send_now": ("pending",),
+    }
+    _layout = LAYOUT
 
     def __init__(self, notifications: Notifications, lane: OpenEventsLane) -> None:
-        super().__init__(notifications)
-        self._rows = notifications
+        super().__init__(notifications, __package__ or "")
+        self._kept = attempts_of_notifications(notifications.database)
         self._lane = lane
-        self._queries = load_queries(__package__ or "", notifications.database.dialect, "desk")
-
-    def number(self, id: str) -> int | None:
-        return number_of(id)
-
-    async def counts(self) -> Mapping[str, int]:
-        return await self._rows.counts()
-
-    async def oldest_due(self) -> float:
-        return await self._rows.oldest_due()
+        self._listed_query = load_queries(__package__ or "", self._database.dialect, "desk")["listed"]
 
     # ── many ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def find(self, wanted: Wanted, *, before: int | None, limit: int) -> Seen:
-        database = self._rows.database
-        states = states_of(wanted)
-        others = other_conditions(wanted, database.dialect)
-        if not states or others is None:
-            return Seen((), None)
-        if wanted.until is not None and before is None:
-            before = await first_after(database, TABLE, wanted.until)
-        stream, also = _stream(database.dialect, wanted, states, others)
-        seen = await look(database, TABLE, stream, also, before=before, limit=limit, since=wanted.since)
-        rows = await self._listed([row["id"] for row in seen.rows])
-        return Seen([_summary(row) for row in rows], seen.next, seen.looked_at)
+    async def _summaries(self, rows: Sequence[Row]) -> Sequence[Summary]:
+        return [_summary(row) for row in await self._listed([row["id"] for row in rows])]
 
     async def _listed(self, ids: list[int]) -> list[Row]:
         given = {"ids": msgspec.json.encode(ids).decode()}
-        return list(await self._rows.database.fetch(self._queries["listed"], given)) if ids else []
+        return list(await self._rows.database.fetch(self._listed_query, given)) if ids else []
+
+    async def act(self, verb: Verb, numbers: Sequence[int]) -> Sequence[int]:
+        changed: list[int] = []
+        for start in range(0, len(numbers), _MOST_AT_ONCE):
+            changed += await super().act(verb, numbers[start : start + _MOST_AT_ONCE])
+        return changed
+
+    async def _ask(self, name: str, **parameters: Any) -> Sequence[Row]:
+        """Another program may hold its lock for a while; nobody is told."""
+        return await patiently(lambda: super(NotificationDesk, self)._ask(name, **parameters))
+
+    def _words(self, text: str) -> str:
+        """`error` is JSON with a message; of another program's text, all of it."""
+        message = read_object(text).get("message")
+        return message if isinstance(message, str) and message else text
 
     # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +83,7 @@ class NotificationDesk(NotificationDeadDesk):
         return Detail(
             summary,
             _fields(row, error),
-            _timeline(row, summary, error),
+            _timeline(row, summary, error, await self._kept.of(number)),
             json_body({"event": row["event_payload"]}),
             has_mail=True,
             verbs=possible(self.from_states, summary.state),
@@ -104,8 +98,7 @@ class NotificationDesk(NotificationDeadDesk):
         composed = await self._composed(number, row)
         if isinstance(composed, str):
             return MailParts((), None, None, "", composed)
-        found = assembled(_masked(composed))
-        return MailParts(found.headers, found.text, found.html, found.source, found.trouble)
+        return parts_of(assembled(_masked(composed)))
 
     async def _composed(self, number: int, row: Row) -> MailMessage | str:
         events = await self._rows.run("events", ids=_list_of(row["open_event_id"]))
@@ -141,27 +134,6 @@ def _without(address: str, hidden: str, text: str | None) -> str | None:
 
 def _list_of(id: int) -> str:
     return msgspec.json.encode([id]).decode()
-
-
-def _stream(
-    dialect: Dialect, wanted: Wanted, states: tuple[str, ...], others: Conditions
-) -> tuple[Stream, Conditions]:
-    """By which index the rows are read, and what is left to be looked for among them."""
-    every = len(states) == len(PHASES)
-    asked = Conditions(() if every else (is_one_of(STATE, states),))
-    if wanted.id is not None:
-        named = by_id(wanted.id).texts[0]
-        rest = asked + Conditions(tuple(text for text in others.texts if text != named), others.values)
-        if number_of(wanted.id) is not None:
-            return Stream((named,)), rest
-        return Stream((), (named,), named), rest
-    if every or "sent" in states:
-        # Nearly all of them: the newest are soon found among all.
-        return Stream(), asked + others
-    ended = tuple(in_order(dialect, state) for state in states if state in ORDERED)
-    if "pending" not in states:
-        return Stream(ended), others
-    return Stream((*ended, _NEW), (_WAITING,), asked.texts[0]), others
 
 
 def _summary(row: Row) -> Summary:
@@ -214,15 +186,17 @@ def _fields(row: Row, error: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     )
 
 
-def _timeline(row: Row, summary: Summary, error: Mapping[str, Any] | None) -> list[Step]:
-    steps = [Step(summary.created_at, "created", "Fanned out to this subscription")]
+def _timeline(row: Row, summary: Summary, error: Mapping[str, Any] | None, kept: Sequence[Row]) -> list[Step]:
+    steps = [Step(summary.created_at, "created", "Fanned out to this subscription"), *failed_attempts(kept)]
     detected, tried, locked = (readable(row[name]) for name in ("event_at", "last_attempt_at", "locked_at"))
     if detected is not None:
         steps.append(Step(detected, "event", f"The section became {row['status_after']}"))
     said = str(error["message"]) if error and error.get("message") is not None else None
     well = summary.state == "sent"
     unknown = bool(error and error.get("unknown"))
-    if tried is not None:
+    if well and tried is not None:
+        steps.append(delivered_attempt(row, row["attempts"], tried))
+    elif tried is not None and not tells_of(kept, tried):
         title = f"Last attempt, of {max(row['attempts'], 1)}"
         steps.append(
             Step(tried, "attempt", title, well=well, error_class=summary.error, error=said, unknown=unknown)

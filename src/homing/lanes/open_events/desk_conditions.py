@@ -24,8 +24,9 @@ from homing.db.conditions import (
     like,
     select,
 )
-from homing.db.looking import Table
+from homing.db.looking import Stream, Table
 from homing.lanes.open_events.locales import OPEN_SEAT
+from homing.messages.asking import Layout, Named, number_of
 from homing.messages.model import Phase, Wanted
 
 PHASES: Final[Mapping[str, Phase]] = {
@@ -35,66 +36,48 @@ PHASES: Final[Mapping[str, Phase]] = {
     "failed": "dead",
     "expired": "stopped",
 }
-TABLE: Final = Table(
+_TABLE: Final = Table(
     "open_event_notifications",
     "o.notification_id",
     "o.created_at",
     "o.notification_id AS id, o.notification_id, o.open_event_id, o.subscription_id, o.fanout_status,"
     " o.error, o.due_at, o.created_at",
 )
-STATE: Final = "lower(o.fanout_status)"
-#: States whose rows lie in an index in the order of ids.
-ORDERED: Final = ("skipped", "failed", "expired")
-_ENDED: Final = f"{STATE} IN ('skipped', 'failed', 'expired')"
-_PREFIX = "notification_"
-_LONGEST_NUMBER = 18
+_STATE: Final = "lower(o.fanout_status)"
+_PREFIX: Final = "notification_"
+_ENDED: Final = f"{_STATE} IN ('skipped', 'failed', 'expired')"
+_PENDING: Final = f"{_STATE} = 'pending'"
 
 
-def number_of(id: str) -> int | None:
-    digits = id.removeprefix(_PREFIX)
-    is_one = id != digits and digits.isascii() and digits.isdigit() and len(digits) <= _LONGEST_NUMBER
-    return int(digits) if is_one else None
-
-
-def in_order(dialect: Dialect, state: str) -> str:
-    """The condition by which the rows of an ordered state are read from their index.
+def _stream_of(dialect: Dialect, state: str) -> Stream:
+    """How the notifications of a state lie.
 
     SQLite takes a partial index only where its own words stand; PostgreSQL would count such words twice.
     """
-    one = is_one_of(STATE, (state,))
-    needs = dialect == "sqlite"
-    return f"{_ENDED} AND {one}" if needs else one
+    if state == "sent":
+        return Stream()
+    if state == "pending":
+        return Stream((f"{_PENDING} AND o.due_at IS NULL",), (f"{_PENDING} AND o.due_at IS NOT NULL",))
+    one = is_one_of(_STATE, (state,))
+    return Stream((f"{_ENDED} AND {one}" if dialect == "sqlite" else one,))
 
 
-def states_of(wanted: Wanted) -> tuple[str, ...]:
-    """Those that are asked for; all of them when none is. What has arrived has no error."""
-    every = not wanted.phases and not wanted.states
-    return tuple(
-        state
-        for state, phase in PHASES.items()
-        if (every or phase in wanted.phases or state in wanted.states)
-        and not (phase == "delivered" and wanted.has_error)
-    )
+def _named(id: str) -> Named:
+    """A notification, or all of one event, by the key that the event has."""
+    number = number_of(_PREFIX, id)
+    if number is not None:
+        return Named(Conditions(("o.notification_id = :number",), {"number": number}))
+    events = select("e.open_event_id", "open_events AS e", ("e.dedupe_key = :key",))
+    return Named(Conditions((f"o.open_event_id IN ({events})",), {"key": id}), is_unique=False)
 
 
-def conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
-    """All that is asked for; None when no notification can be that."""
-    states = states_of(wanted)
-    others = other_conditions(wanted, dialect)
-    if not states or others is None:
-        return None
-    return others if len(states) == len(PHASES) else Conditions((is_one_of(STATE, states),)) + others
-
-
-def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
-    """What is asked for beside the states. Notifications have no source and no metadata, and one template."""
+def _others(wanted: Wanted, dialect: Dialect) -> Conditions | None:
+    """What is asked for beside states and ids. There is no source, no metadata, and one template."""
     if wanted.source is not None or wanted.meta:
         return None
     if wanted.type is not None and not fnmatchcase(OPEN_SEAT, wanted.type.lower()):
         return None
     found = created(dialect, "o.created_at", wanted.since, wanted.until)
-    if wanted.id is not None:
-        found += by_id(wanted.id)
     if wanted.to is not None:
         found += _to(dialect, wanted.to)
     if wanted.error is not None:
@@ -103,32 +86,22 @@ def other_conditions(wanted: Wanted, dialect: Dialect) -> Conditions | None:
     return found + _words(dialect, wanted.words)
 
 
-def by_id(id: str) -> Conditions:
-    """A notification, or all of one event, by the key that the event has."""
-    number = number_of(id)
-    if number is not None:
-        return Conditions(("o.notification_id = :number",), {"number": number})
-    events = select("e.open_event_id", "open_events AS e", ("e.dedupe_key = :key",))
-    return Conditions((f"o.open_event_id IN ({events})",), {"key": id})
-
-
 def _to(dialect: Dialect, to: str) -> Conditions:
     if not is_pattern(to):
         # As the index has it.
         whole = select("s.subscription_id", "subscriptions AS s", ("lower(trim(s.contact_value)) = :to",))
         return Conditions((f"o.subscription_id IN ({whole})",), {"to": to.strip().lower()})
-    masked = is_like(dialect, _MASKED[dialect], "to", like(to))
+    masked = is_like(dialect, _MASKED, "to", like(to))
     mine = select("1", "subscriptions AS s", ("s.subscription_id = o.subscription_id", *masked.texts))
     return Conditions((f"EXISTS ({mine})",), masked.values)
 
 
-#: As `senders.addresses.mask` has it.
-_MASKED: Mapping[Dialect, str] = {
-    "postgres": "(left(trim(s.contact_value), 1) || '***'"
-    " || substr(s.contact_value, strpos(s.contact_value, '@')))",
-    "sqlite": "(substr(trim(s.contact_value), 1, 1) || '***'"
-    " || substr(s.contact_value, instr(s.contact_value, '@')))",
-}
+_ADDRESS = "trim(s.contact_value, '<> ')"
+#: As `senders.addresses.mask` has it: the first letter, and what follows the last `@`. A number has none.
+_MASKED = (
+    f"CASE WHEN {_ADDRESS} LIKE '_%@%' THEN substr({_ADDRESS}, 1, 1) || '***@' || "
+    f"substr({_ADDRESS}, length(rtrim({_ADDRESS}, replace({_ADDRESS}, '@', ''))) + 1) ELSE '***' END"
+)
 
 
 #: desk_dead_*.sql has the same.
@@ -153,3 +126,6 @@ def _words(dialect: Dialect, words: tuple[str, ...]) -> Conditions:
     found = every_word(dialect, columns, words)
     mine = select("1", "open_events AS e", ("e.open_event_id = o.open_event_id", *found.texts))
     return Conditions((f"EXISTS ({mine})",), found.values)
+
+
+LAYOUT: Final = Layout(_TABLE, _PREFIX, _STATE, _stream_of, _named, _others)

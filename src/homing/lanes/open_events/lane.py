@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.db.plain import plain
 from homing.engine.model import (
     Bury,
     Claim,
@@ -318,7 +319,7 @@ def conclude(result: SendResult) -> Outcome:
         return Delivered(report)
     error = result.error
     code = error.code if error is not None else SendErrorCode.UNKNOWN
-    failure = Failure(code.value, _plain(error.message) if error is not None else "")
+    failure = Failure(code.value, plain(error.message, _LONGEST_MESSAGE) if error is not None else "")
     if is_retryable(result):
         return Retry(failure, result.retry_after, result.attempted, report)
     if code == SendErrorCode.INVALID_RECIPIENT:
@@ -333,8 +334,8 @@ def transition(claim: Claim[Notification], settlement: Settlement) -> Mapping[st
     """The columns that each settlement writes."""
     report: Report = settlement.report or Report()
     match settlement:
-        case Complete():
-            return _columns(claim, "sent", error=_sent(report), told="notify_sent")
+        case Complete(millis=millis):
+            return _columns(claim, "sent", error=_sent(report), told="notify_sent", millis=millis)
         case RetryIn(delay=delay, failure=failure, charged=charged):
             # Whoever waits has a word in `error`. A requeue takes it away, and so ends the wait.
             keeps = not charged and (claim.item.has_error or not delay)
@@ -374,6 +375,7 @@ def _columns(
     told: str | None = None,
     code: str | None = None,
     pauses: bool = False,
+    millis: int | None = None,
 ) -> Mapping[str, Any]:
     item = claim.item
     return {
@@ -386,6 +388,7 @@ def _columns(
         "story": _story(claim, code) if told else None,
         "most": _most(item) if status == "sent" else None,
         "pause": pauses,
+        "millis": millis,
     }
 
 
@@ -401,12 +404,13 @@ def _story(claim: Claim[Notification], code: str | None) -> str:
 
 def _sent(report: Report) -> str:
     """Exactly what the contract lists."""
-    message_id = _plain(report.provider_message_id) if report.provider_message_id is not None else None
+    id = report.provider_message_id
+    message_id = plain(id, _LONGEST_MESSAGE) if id is not None else None
     return _encode({"provider": report.provider, "providerMessageId": message_id, "status": "sent"}).decode()
 
 
 def _error(failure: Failure, report: Report) -> str:
-    told: dict[str, Any] = {"code": failure.code, "message": _plain(failure.message)}
+    told: dict[str, Any] = {"code": failure.code, "message": plain(failure.message, _LONGEST_MESSAGE)}
     if report.provider is not None:
         told["provider"] = report.provider
     if report.retry_after is not None:
@@ -414,9 +418,3 @@ def _error(failure: Failure, report: Report) -> str:
     if report.unknown:
         told["unknown"] = True
     return _encode(told).decode()
-
-
-def _plain(text: str) -> str:
-    """For reading in a list. PostgreSQL's text holds everything but NUL; half a character is no text."""
-    readable = text.encode("utf-8", "replace").decode().replace("\x00", " ")
-    return " ".join(readable.split())[:_LONGEST_MESSAGE]

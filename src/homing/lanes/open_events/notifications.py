@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Database, Row, instant, load_queries
+from homing.db.attempts import Attempts
 from homing.db.patience import patiently
 from homing.db.store import SqlStore
 from homing.db.tally import Base, RunningTotal, by_state
@@ -70,6 +71,7 @@ class Notifications(SqlStore[Notification]):
             item=lambda _row: _UNREAD,
             transition=transition,
             parameters={**msgspec.structs.asdict(terms), "most_counted": _MOST_COUNTED},
+            kept_attempts=attempts_of_notifications(database),
         )
         self._monotonic = monotonic
         self._total = RunningTotal(monotonic)
@@ -234,3 +236,7 @@ def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | N
     return Claim(
         id, fence, attempts, item, age=age, traceparent=event.trace_id if event is not None else None
     )
+
+
+def attempts_of_notifications(database: Database) -> Attempts:
+    return Attempts(database, "open_events", "open_event_notifications", "notification_id")

@@ -173,7 +173,7 @@ WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, charged integer, delay double precision, error text,
-        told text, snapshot text, story text, most integer, pause boolean)
+        told text, snapshot text, story text, most integer, pause boolean, millis integer)
 ), {held}, mine AS MATERIALIZED (
     SELECT batch.* FROM batch JOIN held ON held.id = batch.id WHERE held.claim_seq = batch.fence AND held.is_ours
 ), settled AS (
@@ -182,6 +182,8 @@ WITH batch AS MATERIALIZED (
         fanout_attempts = CASE mine.charged WHEN 0 THEN n.fanout_attempts ELSE {attempts} + mine.charged END,
         last_attempt_at = CASE mine.charged WHEN 0 THEN n.last_attempt_at ELSE now() END,
         error = coalesce(mine.error, n.error),
+        delivered_by = CASE WHEN mine.status = 'sent' THEN :owner ELSE n.delivered_by END,
+        delivered_millis = coalesce(mine.millis, n.delivered_millis),
         locked_by = NULL,
         locked_at = NULL,
         lock_written_at = NULL,
@@ -263,7 +265,7 @@ RETURNING n.notification_id AS id
 
 -- name: get
 SELECT {listed}, e.payload AS event_payload, s.locale, s.metadata, s.last_notified_at,
-    s.last_known_section_status, n.claim_seq
+    s.last_known_section_status, n.claim_seq, n.delivered_by, n.delivered_millis
 FROM {listed_from}
 WHERE n.notification_id = :id
 

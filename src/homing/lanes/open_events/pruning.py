@@ -8,6 +8,7 @@ from __future__ import annotations
 from homing.db import Database, load_queries
 from homing.db.pruning import PrunableRows
 from homing.engine.prune import Prunable
+from homing.lanes.open_events.notifications import attempts_of_notifications
 
 LANE = "open_events"
 ENDED = ("sent", "skipped", "failed", "expired")
@@ -16,7 +17,14 @@ ENDED = ("sent", "skipped", "failed", "expired")
 def prunable_notifications(database: Database) -> list[Prunable]:
     queries = load_queries(__package__ or "", database.dialect, "prune")
     return [
-        PrunableRows(database, queries, LANE, ENDED, name="prune_notifications"),
+        PrunableRows(
+            database,
+            queries,
+            LANE,
+            ENDED,
+            name="prune_notifications",
+            attempts=attempts_of_notifications(database),
+        ),
         PrunableRows(database, queries, LANE, ("events",), name="prune_events", follows=ENDED),
         PrunableRows(database, queries, LANE, ("history",), name="prune_history", follows=ENDED),
     ]

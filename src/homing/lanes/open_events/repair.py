@@ -49,8 +49,8 @@ async def losses(database: Database, migration: Migration) -> Loss | None:
         on[_ONCE] = "open_event_notifications"
     wanted = list(_wanted(migration.sql))
     # Of these tables only: the other program may have thousands.
-    tables = msgspec.json.encode([thing for thing, table in wanted if table is None and "." not in thing])
-    columns = await _ask(database, look.columns, tables=tables.decode())
+    tables = sorted({thing.partition(".")[0] for thing, on_table in wanted if on_table is None})
+    columns = await _ask(database, look.columns, tables=msgspec.json.encode(tables).decode())
     there = {*on.items(), *((row["thing"], None) for row in columns)}
     missing = [thing for thing, table in wanted if (thing, table) not in there]
     strays = [thing for thing, table in wanted if table and on.get(thing, table) != table]

@@ -217,6 +217,8 @@ SET fanout_status = b.status,
     fanout_attempts = CASE b.charged WHEN 0 THEN n.fanout_attempts ELSE {attempts} + b.charged END,
     last_attempt_at = CASE b.charged WHEN 0 THEN n.last_attempt_at ELSE {now} END,
     error = coalesce(b.error, n.error),
+    delivered_by = CASE WHEN b.status = 'sent' THEN :owner ELSE n.delivered_by END,
+    delivered_millis = coalesce(b.millis, n.delivered_millis),
     locked_by = NULL,
     locked_at = NULL,
     lock_written_at = NULL,
@@ -226,7 +228,8 @@ SET fanout_status = b.status,
         THEN CASE b.charged WHEN 0 THEN n.fanout_attempts ELSE {attempts} + b.charged END END
 FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
           json_extract(value, '$.status') AS status, json_extract(value, '$.charged') AS charged,
-          json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error
+          json_extract(value, '$.delay') AS delay, json_extract(value, '$.error') AS error,
+          json_extract(value, '$.millis') AS millis
       FROM json_each(:batch)) AS b
 WHERE n.notification_id = b.id AND {is_mine}
 RETURNING notification_id AS id
@@ -255,7 +258,7 @@ RETURNING notification_id AS id
 
 -- name: get
 SELECT {listed}, CAST(e.payload AS TEXT) AS event_payload, s.locale, CAST(s.metadata AS TEXT) AS metadata, s.last_notified_at,
-    s.last_known_section_status, n.claim_seq
+    s.last_known_section_status, n.claim_seq, n.delivered_by, n.delivered_millis
 FROM {listed_from}
 WHERE n.notification_id = :id
 

@@ -1,0 +1,64 @@
+"""What `homing show` tells of the attempts of a mail, an email or a notification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from rich.table import Table
+
+from homing.cli.tables import Column, listing
+
+if TYPE_CHECKING:
+    from homing.app import Homing
+    from homing.messages.model import Step
+
+
+class Tried(Struct, frozen=True, rename="camel"):
+    """One attempt."""
+
+    at: str
+    title: str
+    delivered: bool
+    duration_millis: int | None
+    worker: str | None
+    error_class: str | None
+    error: str | None
+
+
+async def history_of(homing: Homing, id: str) -> list[Tried]:
+    """Of a message that is there."""
+    detail = await homing.desk.show(id, may=lambda _scope: True)
+    steps = detail.timeline if detail is not None else ()
+    return [_tried(step) for step in steps if step.kind == "attempt"]
+
+
+def _tried(step: Step) -> Tried:
+    from homing.db import iso
+
+    millis = round(step.seconds * 1000) if step.seconds is not None else None
+    return Tried(
+        iso(step.at) or "", step.title, bool(step.well), millis, step.worker, step.error_class, step.error
+    )
+
+
+_COLUMNS = (
+    Column("attempt"),
+    Column("at", whole=True),
+    Column("result", whole=True),
+    Column("ms", right=True, rank=1),
+    Column("error"),
+    Column("worker", rank=2),
+)
+
+
+def history_table(history: Sequence[Tried]) -> Table:
+    return listing(_COLUMNS, [_row(one) for one in history])
+
+
+def _row(one: Tried) -> tuple[str, ...]:
+    told = ": ".join(filter(None, (one.error_class, one.error)))
+    millis = str(one.duration_millis) if one.duration_millis is not None else ""
+    result = "delivered" if one.delivered else "failed"
+    return one.title.removeprefix("Attempt "), one.at, result, millis, told, one.worker or ""

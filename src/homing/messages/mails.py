@@ -1,0 +1,61 @@
+"""What lanes that send mails do alike: which mails a line asks for, and a mail as it would be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from homing.db import Dialect, Row
+from homing.db.conditions import (
+    Conditions,
+    created,
+    either,
+    every_word,
+    has_recipient,
+    is_like,
+    like,
+    matches,
+    written,
+)
+from homing.messages.model import MailParts, Wanted
+from homing.senders.hiding import hide_in_json
+from homing.senders.preview import Preview, preview_of, shown
+from homing.senders.templates import Templates
+
+_RECIPIENTS = ("o.to_address", "o.cc_address", "o.bcc_address")
+#: `last_error` is `code: message`. The queries of `desk_dead` have the same.
+CODE_OF_ERROR: Final[Mapping[Dialect, str]] = {
+    "postgres": "split_part(o.last_error, ':', 1)",
+    "sqlite": "substr(CAST(o.last_error AS TEXT), 1, instr(CAST(o.last_error AS TEXT) || ':', ':') - 1)",
+}
+
+
+def mail_conditions(dialect: Dialect, wanted: Wanted) -> Conditions:
+    """By times, template, recipients and words."""
+    found = created(dialect, "o.created_at", wanted.since, wanted.until)
+    if wanted.type is not None:
+        found += matches(dialect, "o.template", "type", wanted.type)
+    if wanted.to is not None:
+        found += has_recipient(dialect, _RECIPIENTS, wanted.to)
+    return found + every_word(dialect, ("o.subject", "o.template"), wanted.words)
+
+
+def has_error(dialect: Dialect, error: str) -> Conditions:
+    """As `last_error` has it, with a message or without."""
+    alone = is_like(dialect, "o.last_error", "error", like(error))
+    return either(alone, is_like(dialect, "o.last_error", "errors", f"{like(error)}:%"))
+
+
+def harmless(variables: object) -> str | None:
+    """A link in them may be one that only its receiver should follow, and a code one that only he knows."""
+    return hide_in_json(written(variables)) if variables else None
+
+
+def mail_of(row: Row, templates: Templates, default_sender: str, **columns: Any) -> MailParts:
+    """The mail of a row; what a lane calls differently is given."""
+    mail = shown(row, **columns)
+    return parts_of(preview_of(mail, templates, default_sender, row["attachments"]))
+
+
+def parts_of(preview: Preview) -> MailParts:
+    return MailParts(preview.headers, preview.text, preview.html, preview.source, preview.trouble)

@@ -1,0 +1,195 @@
+"""Every attempt of a mail is told: those that failed, whoever made them, and the one that delivered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.desk.rows import Bench, bench
+from tests.outbox import bench as outbox_bench
+
+from homing.db.store import SqlStore
+from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
+from homing.engine.prune import Retention, plan
+from homing.lanes.email_log.queues import Hint
+from homing.messages.model import Step
+from homing.parts.retention import prunable_tables
+from homing.senders.mail import MailMessage, SendError, SendErrorCode, SendResult
+
+pytestmark = pytest.mark.clause("RTY-15", "NTF-16")
+
+BUSY = RetryIn(0.0, Failure("rate_limited", "come\x00 later \ud800"), millis=1250)
+AWAY = RetryIn(0.0, Failure("network_error", "no route"), charged=False, millis=10)
+LANES = ("mail_outbox", "email_log", "open_events")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    name = "sqlite_url" if request.param == "sqlite" else "migrated_postgres_url"
+    found: str = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+async def lanes(url: str) -> AsyncIterator[Bench]:
+    async with bench(url) as one:
+        await one.fill()
+        await one.run("DELETE FROM mail_outbox WHERE status <> 'queued'")
+        yield one
+
+
+class Tried:
+    """One message of a lane, tried with whatever end."""
+
+    def __init__(self, lanes: Bench, lane: str) -> None:
+        homing = lanes.homing
+        self._lanes, self.lane = lanes, lane
+        stores: dict[str, SqlStore[Any]] = {
+            "mail_outbox": homing.outbox,
+            "email_log": homing.emails,
+            "open_events": homing.notifications,
+        }
+        self.store = stores[lane]
+        self.number, self.id = {
+            "mail_outbox": (2, "outbox_2"),
+            "email_log": (2, "email_2"),
+            "open_events": (2, "notification_2"),
+        }[lane]
+
+    async def claim(self) -> Claim[Any]:
+        claims: dict[str, Callable[[], Awaitable[list[Any]]]] = {
+            "mail_outbox": lambda: self.store.claim(1),
+            "email_log": self._claim_email,
+            "open_events": lambda: self.store.claim(1),
+        }
+        claim: Claim[Any]
+        (claim,) = await claims[self.lane]()
+        assert claim.id == self.number
+        return claim
+
+    async def _claim_email(self) -> list[Any]:
+        await self._lanes.run("UPDATE email_log SET status = 'Pending' WHERE id = 2")
+        (row,) = await self._lanes.run("SELECT message_key FROM email_log WHERE id = 2")
+        return list(await self._lanes.homing.emails.claim_these([Hint(2, row["message_key"])]))
+
+    async def settle(self, end: Settlement) -> None:
+        assert await self.store.settle([(await self.claim(), end)]) == {self.number}
+
+    async def timeline(self) -> list[Step]:
+        detail = await self._lanes.desk.show(self.id, may=lambda _scope: True)
+        assert detail is not None
+        return list(detail.timeline)
+
+    async def attempts(self) -> list[Step]:
+        return [step for step in await self.timeline() if step.kind == "attempt"]
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_every_attempt_is_told_with_its_error_its_time_and_its_worker(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    owner = lanes.homing.ground.owner
+    await one.settle(BUSY)
+    await one.settle(Bury(Failure("invalid_recipient", "who?"), millis=40))
+    first, last = await one.attempts()
+    assert (first.title, first.seconds, first.worker, first.well) == ("Attempt 1", 1.25, owner, False)
+    assert (first.error_class, first.error) == ("rate_limited", "come later ?")
+    assert (last.title, last.seconds, last.error_class, last.error) == (
+        "Attempt 2", 0.04, "invalid_recipient", "who?",
+    )  # fmt: skip
+    assert first.at < last.at
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_the_attempt_that_delivers_is_the_last_of_them(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    await one.settle(BUSY)
+    await one.settle(Complete(millis=333))
+    first, last = await one.attempts()
+    assert (first.well, first.error_class) == (False, "rate_limited")
+    assert (last.title, last.well, last.seconds) == ("Attempt 2", True, 0.333)
+    assert last.worker == lanes.homing.ground.owner
+    assert (await one.timeline())[-1].kind == "delivered"
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_what_never_reached_the_other_side_is_no_attempt(lanes: Bench, lane: str) -> None:
+    """It would grow for as long as a provider is away."""
+    one = Tried(lanes, lane)
+    await one.settle(AWAY)
+    await one.settle(AWAY)
+    assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []
+    await one.settle(Discard(Failure("expired", "too late")))
+    assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []
+
+
+async def test_attempts_before_a_requeue_stay_told(lanes: Bench) -> None:
+    one = Tried(lanes, "mail_outbox")
+    await one.settle(Bury(Failure("unauthorized", "wrong key"), millis=5))
+    assert await lanes.homing.outbox.requeue([2]) == [2]
+    await one.settle(Complete(millis=7))
+    assert [(step.title, step.well) for step in await one.attempts()] == [
+        ("Attempt 1", False),
+        ("Attempt 1", True),
+    ]
+
+
+async def test_a_delivery_in_the_first_moment_of_all_is_shown(lanes: Bench) -> None:
+    """As another program may have written it."""
+    await lanes.run(
+        "UPDATE mail_outbox SET status = 'sent', delivered_millis = 5, sent_at = '0001-01-01T00:00:00Z'"
+        " WHERE id = 2"
+    )
+    (sent,) = await Tried(lanes, "mail_outbox").attempts()
+    assert (sent.at.year, sent.seconds) == (1, 0.005)
+
+
+async def test_a_row_of_another_program_tells_its_last_attempt(lanes: Bench) -> None:
+    """Nobody kept the others: the row is all there is."""
+    await lanes.run(
+        "UPDATE mail_outbox SET retry_count = 3, last_attempt_at = '2026-01-01T00:01:00Z',"
+        " last_error = 'network_error: no route' WHERE id = 2"
+    )
+    (last,) = await Tried(lanes, "mail_outbox").attempts()
+    assert (last.title, last.error_class, last.worker) == ("Last attempt, of 3", "network_error", None)
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_attempts_go_with_their_message(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    await one.settle(BUSY)
+    homing = lanes.homing
+    tables = prunable_tables(homing.database, homing.jobs_database, homing.notify_database)
+    steps = plan(Retention({lane: 86400.0}), tables)
+    table, ages = steps[0].table, steps[0].ages
+    assert await table.prune(ages, [one.number]) == {}, "it waits"
+    assert len(await one.attempts()) == 1
+    await one.settle(Bury(Failure("invalid_recipient"), millis=1))
+    long_ago = {
+        "mail_outbox": "created_at = :at, last_attempt_at = :at, next_attempt_at = :at",
+        "email_log": "created_at = :at, last_attempt_at = :at, last_queued_at = :at, announced_at = :at",
+        "open_events": "created_at = :at, last_attempt_at = :at",
+    }[lane].replace(":at", "'2020-01-01T00:00:00Z'")
+    name, key = ("open_event_notifications", "notification_id") if lane == "open_events" else (lane, "id")
+    await lanes.run(f"UPDATE {name} SET {long_ago} WHERE {key} = {one.number}")
+    assert sum((await table.prune(ages, [one.number])).values()) == 1
+    assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []
+
+
+async def test_an_attempt_is_timed_and_named_on_its_way(url: str) -> None:
+    """Through the deliverer itself, not by hand."""
+    async with outbox_bench(url) as opened:
+        (id,) = await opened.insert()
+
+        async def refuse(message: MailMessage) -> SendResult:
+            del message
+            error = SendError(code=SendErrorCode.INVALID_RECIPIENT, message="who?")
+            return SendResult(status="failed", provider="none", error=error)
+
+        opened.sender.send = refuse  # type: ignore[method-assign]
+        await opened.deliverer.settled(await opened.deliverer.claim(1))
+        (kept,) = await opened.sql("SELECT * FROM homing_attempt")
+        row = await opened.row(id)
+    assert (kept["message_id"], kept["fence"], kept["code"]) == (id, row["claim_seq"], "invalid_recipient")
+    assert 0 <= kept["duration_millis"] < 60_000
+    assert kept["worker"]
