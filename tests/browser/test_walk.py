@@ -96,9 +96,13 @@ def may_open(desk: Desk, role: Role, route: str) -> bool:
     return needed is None or not ROLES[role].isdisjoint({needed, "*"})
 
 
+#: Pages whose question may be one that nobody can answer; their examples have such.
+REFUSING = ("/bulk/new", "/audit", "/subscriptions")
+
+
 async def forgive_a_refusal(tab: Tab, path: str) -> None:
-    """A plan that cannot be, or not by this person, is a page that says why."""
-    if path.startswith("/bulk/new") and any("422" in trouble for trouble in tab.trouble):
+    """What was asked for cannot be, or not by this person: then the page says why."""
+    if path.partition("?")[0] in REFUSING and any("422" in trouble for trouble in tab.trouble):
         await expect(tab.page.locator("#refused, #mistake").first).to_be_visible()
         tab.forgive("422")
 

@@ -142,18 +142,22 @@ class _Statements:
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record], queries: Queries) -> None:
         self._connection = connection
         self._claim, self._settle = queries["claim"], queries["settle"]
-        self._claiming = {"limit": BATCH, "max_attempts": 5, "owner": "bench", "lease_seconds": 120.0}
+        self._given = {"limit": BATCH, "max_attempts": 5, "owner": "bench", "lease_seconds": 120.0}
 
     async def repeat(self, cost: Callable[[Query, Sequence[Any]], Awaitable[float]]) -> Sample:
         """Both statements, undone afterwards."""
-        claiming = [self._claiming[name] for name in self._claim.parameters]
+        claiming = self._arguments(self._claim)
         claim_cost = await self._undone(lambda: cost(self._claim, claiming))
 
         async def settle() -> float:
             rows = await self._connection.fetch(self._claim.sql, *claiming)
-            return await cost(self._settle, [_settlements(rows)])
+            return await cost(self._settle, self._arguments(self._settle, batch=_settlements(rows)))
 
         return Sample(claim_cost, await self._undone(settle))
+
+    def _arguments(self, query: Query, **given: Any) -> list[Any]:
+        values = {**self._given, **given}
+        return [values[name] for name in query.parameters]
 
     async def _undone(self, work: Callable[[], Awaitable[float]]) -> float:
         transaction = self._connection.transaction()
