@@ -12,7 +12,7 @@ from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
 from homing.db.migrate import Migration, check, load_migrations, migrate
-from homing.db.patience import patiently
+from homing.db.patience import Patience, patiently
 from homing.engine.prune import plan, read_retention
 from homing.errors import SchemaError, SettingsError
 from homing.lanes.open_events.adopt import refusals
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 #: In the order in which their migrations are applied.
 MIGRATED = (
+    "homing.db.attempts",
     "homing.access",
     "homing.workers",
     "homing.senders.caught_mail",
@@ -57,7 +58,7 @@ MIGRATED = (
 #: What a database of the dispatch jobs' own needs.
 JOBS_MIGRATED = ("homing.lanes.dispatch_jobs",)
 #: What the database of another program gets, for its notifications.
-NOTIFY_MIGRATED = ("homing.lanes.open_events",)
+NOTIFY_MIGRATED = ("homing.db.attempts", "homing.lanes.open_events")
 LANES = ("mail_outbox", "dispatch_jobs", "email_log", "open_events")
 #: A lane of two stages may be worked on by stage, each in processes of its own.
 STAGES = {"email_log": ("email_log:schedule", "email_log:send")}
@@ -251,9 +252,11 @@ class Homing:
 
     async def migrate(self) -> list[Migration]:
         await patiently(self._refuse_unknown_tables)
-        done = [done for database, wanted in self.schemas for done in await migrate(database, wanted)]
+        patience = Patience(tell=lambda why: self.telemetry.log.warning("migrate.waits", why=why))
+        done = [one for database, wanted in self.schemas for one in await migrate(database, wanted, patience)]
         # Another program may have made its tables anew since, without what had been added to them.
-        return [*done, *await patiently(lambda: repair(self.notify_database, self._notify_migrations))]
+        again = await patiently(lambda: repair(self.notify_database, self._notify_migrations, patience))
+        return [*done, *again]
 
     async def _refuse_unknown_tables(self) -> None:
         """Those of open_events may be another program's: they are taken as they are, or left alone."""

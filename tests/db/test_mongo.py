@@ -99,7 +99,7 @@ def test_every_query_of_sql_is_there() -> None:
         names = [file.name for file in files(package).iterdir() if file.name.endswith("_postgres.sql")]
         known = [name.removesuffix("_postgres.sql") for name in names]
         also = {name for subject in known for name in load_queries(package, "postgres", subject)}
-        also |= set(load_queries("homing.alerts", "postgres", "deaths"))
+        also |= set(load_queries("homing.alerts", "postgres", "deaths", deaths="homing_job_death"))
         assert there - wanted <= also
     assert set(load_queries(PACKAGE, "postgres", "targets")) <= set(load_queries(PACKAGE, "mongodb"))
 

@@ -11,8 +11,9 @@ from tests.outbox import bench as outbox_bench
 
 from homing.db.store import SqlStore
 from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
-from homing.engine.prune import Retention, plan
+from homing.engine.prune import Pace, Retention, plan, prune, survey
 from homing.lanes.email_log.queues import Hint
+from homing.lanes.open_events.lane import Report as NotifyReport
 from homing.messages.model import Step
 from homing.parts.retention import prunable_tables
 from homing.senders.mail import MailMessage, SendError, SendErrorCode, SendResult
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.clause("RTY-15", "NTF-16")
 BUSY = RetryIn(0.0, Failure("rate_limited", "come\x00 later \ud800"), millis=1250)
 AWAY = RetryIn(0.0, Failure("network_error", "no route"), charged=False, millis=10)
 LANES = ("mail_outbox", "email_log", "open_events")
+TABLES = {
+    "mail_outbox": ("mail_outbox", "id"),
+    "email_log": ("email_log", "id"),
+    "open_events": ("open_event_notifications", "notification_id"),
+}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -127,11 +133,102 @@ async def test_attempts_before_a_requeue_stay_told(lanes: Bench) -> None:
     one = Tried(lanes, "mail_outbox")
     await one.settle(Bury(Failure("unauthorized", "wrong key"), millis=5))
     assert await lanes.homing.outbox.requeue([2]) == [2]
-    await one.settle(Complete(millis=7))
+    await one.settle(Complete(millis=1))
     assert [(step.title, step.well) for step in await one.attempts()] == [
         ("Attempt 1", False),
         ("Attempt 1", True),
     ]
+
+
+async def test_one_that_may_have_been_taken_says_so(lanes: Bench) -> None:
+    """Whoever requeues it may send a double."""
+    report = NotifyReport(provider="smtp", unknown=True)
+    await Tried(lanes, "open_events").settle(
+        RetryIn(0.0, Failure("network_error", "no answer"), report=report, millis=9)
+    )
+    (one,) = await Tried(lanes, "open_events").attempts()
+    assert (one.error_class, one.unknown) == ("network_error", True)
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_settlement_that_comes_too_late_leaves_nothing(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    late = await one.claim()
+    name, key = TABLES[lane]
+    # As a rescue does it, or another worker that takes over.
+    await lanes.run(f"UPDATE {name} SET claim_seq = claim_seq + 1 WHERE {key} = {one.number}")
+    assert await one.store.settle([(late, BUSY)]) == set()
+    assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_number_that_is_used_again_brings_no_foreign_attempts(lanes: Bench, lane: str) -> None:
+    """After a TRUNCATE, or in a file whose numbers are used again."""
+    one = Tried(lanes, lane)
+    await one.settle(BUSY)
+    await lanes.run("UPDATE homing_attempt SET ended_at = '2020-01-01T00:00:00Z', message = 'of another'")
+    name, key = TABLES[lane]
+    await lanes.run(
+        f"UPDATE {name} SET claim_seq = 0, created_at = '2025-01-01T00:00:00Z' WHERE {key} = {one.number}"
+    )
+    assert [step.error for step in await one.attempts() if step.error == "of another"] == []
+    await one.settle(Bury(Failure("invalid_recipient", "its own"), millis=1))
+    assert [step.error for step in await one.attempts()] == ["its own"]
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_attempts_of_messages_that_somebody_deleted_end_with_their_age(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    await one.settle(BUSY)
+    name, key = TABLES[lane]
+    homing = lanes.homing
+    tables = prunable_tables(homing.database, homing.jobs_database, homing.notify_database)
+    (step,) = [
+        step for step in plan(Retention({lane: 86400.0}), tables) if tuple(step.table.states) == ("attempts",)
+    ]
+
+    async def found() -> list[tuple[str, int]]:
+        return [(one.state, one.count) async for window in survey(step) for one in window]
+
+    await lanes.run(f"DELETE FROM {name} WHERE {key} = {one.number}")
+    assert await found() == [], "it is too young"
+    await lanes.run("UPDATE homing_attempt SET ended_at = '2020-01-01T00:00:00Z'")
+    assert await found() == [("attempts", 1)]
+    assert [deleted async for deleted in prune(step, Pace(1.0))] == [{"attempts": 1}]
+    assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []
+
+
+@pytest.mark.parametrize("lane", ["mail_outbox", "email_log"])
+async def test_what_a_lost_worker_did_is_not_made_up(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    await one.settle(BUSY)
+    await lanes.run("UPDATE homing_attempt SET ended_at = '2026-02-01T00:00:00Z'")
+    await one.claim()
+    columns = {"mail_outbox": "lease_expires_at", "email_log": "locked_until"}
+    await lanes.run(f"UPDATE {lane} SET {columns[lane]} = '2020-01-01T00:00:00Z' WHERE id = {one.number}")
+    assert await one.store.rescue(10) == 1
+    assert [step.title for step in await one.attempts()] == ["Attempt 1"]
+    lost = [step for step in await one.timeline() if step.kind == "lost"]
+    assert [(step.title, step.error, step.unknown) for step in lost] == [("Lost with its worker", None, True)]
+
+
+@pytest.mark.parametrize("lane", ["mail_outbox", "email_log"])
+async def test_a_mail_that_was_only_deferred_says_so(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    await one.settle(AWAY)
+    deferred = [step for step in await one.timeline() if step.kind == "deferred"]
+    assert await one.attempts() == []
+    assert [(step.title, step.error_class, step.error) for step in deferred] == [
+        ("Deferred", "network_error", "no route")
+    ]
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_story_that_cannot_be_kept_holds_up_no_settlement(lanes: Bench, lane: str) -> None:
+    one = Tried(lanes, lane)
+    claim = await one.claim()
+    await lanes.run("DROP TABLE homing_attempt")
+    assert await one.store.settle([(claim, BUSY)]) == {one.number}
 
 
 async def test_a_delivery_in_the_first_moment_of_all_is_shown(lanes: Bench) -> None:
@@ -170,7 +267,7 @@ async def test_attempts_go_with_their_message(lanes: Bench, lane: str) -> None:
         "email_log": "created_at = :at, last_attempt_at = :at, last_queued_at = :at, announced_at = :at",
         "open_events": "created_at = :at, last_attempt_at = :at",
     }[lane].replace(":at", "'2020-01-01T00:00:00Z'")
-    name, key = ("open_event_notifications", "notification_id") if lane == "open_events" else (lane, "id")
+    name, key = TABLES[lane]
     await lanes.run(f"UPDATE {name} SET {long_ago} WHERE {key} = {one.number}")
     assert sum((await table.prune(ages, [one.number])).values()) == 1
     assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []

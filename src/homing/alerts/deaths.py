@@ -79,8 +79,7 @@ def _noted_in(table: str, lane: str, dialect: Dialect) -> Queries:
     if dialect == "mongodb":
         # There is no such table: jobs note it in their own documents.
         return load_queries(f"homing.lanes.{lane}", dialect)
-    queries = load_queries(__package__ or "", dialect, "deaths")
-    return {name: replace(one, sql=one.sql.replace("DEATHS", table)) for name, one in queries.items()}
+    return load_queries(__package__ or "", dialect, "deaths", deaths=table)
 
 
 class FoundDeaths:

@@ -1,23 +1,23 @@
--- What died, on PostgreSQL, as a lane's table notes it: DEATHS is `homing_mail_death`, `homing_email_death` or
+-- What died, on PostgreSQL, as a lane's table notes it: `deaths` is given, `homing_mail_death`, `homing_email_death` or
 -- `homing_job_death`.
 
 -- name: has_deaths
-SELECT EXISTS (SELECT FROM DEATHS) AS some
+SELECT EXISTS (SELECT FROM {deaths}) AS some
 
 -- name: mark_deaths
 -- What somebody has marked and not yet deleted comes first; only then is more marked.
-UPDATE DEATHS
+UPDATE {deaths}
 SET batch = :batch
-WHERE id = ANY (ARRAY(SELECT id FROM DEATHS WHERE batch IS NULL ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
-  AND NOT EXISTS (SELECT FROM DEATHS WHERE batch IS NOT NULL)
+WHERE id = ANY (ARRAY(SELECT id FROM {deaths} WHERE batch IS NULL ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
+  AND NOT EXISTS (SELECT FROM {deaths} WHERE batch IS NOT NULL)
 RETURNING id
 
 -- name: marked_deaths
 SELECT batch, error, count(*) AS count, max(message_id) AS example
-FROM DEATHS
+FROM {deaths}
 WHERE batch IS NOT NULL
 GROUP BY batch, error
 ORDER BY batch, error
 
 -- name: drop_deaths
-DELETE FROM DEATHS WHERE batch = :batch RETURNING id
+DELETE FROM {deaths} WHERE batch = :batch RETURNING id

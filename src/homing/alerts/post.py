@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -28,9 +28,27 @@ from homing.lanes.mail_outbox.outbox import MailOutbox, new_token
 from homing.senders.templates import Rendered, Templates
 from homing.telemetry import Telemetry
 
-#: The id of the message that an alert became; None where it cannot become one; its key is another's; or the
-#: database of that way is away, and it becomes one later.
-Became = int | Literal["taken", "later"] | None
+
+class Went(Struct, frozen=True):
+    """It is a message of that way's lane."""
+
+    id: int
+
+
+class Barred(Struct, frozen=True):
+    """It cannot become one: nobody is set to get it, or the database does not take it."""
+
+
+class Taken(Struct, frozen=True):
+    """Something else lies under its key."""
+
+
+class Away(Struct, frozen=True):
+    """The database of that way does not answer: later."""
+
+
+#: What came of an alert by one way.
+Became = Went | Barred | Taken | Away
 
 TEMPLATE: Final = "alert"
 PACKAGED_TEMPLATES = Path(__file__).with_name("templates")
@@ -101,9 +119,8 @@ class Post:
 
     async def hand_over(self) -> None:
         """Everything that was told and is not yet on its way."""
-        waiting = await self._store.waiting()
         self._away.clear()
-        for one in waiting:
+        async for one in self._store.waiting(self._away):
             try:
                 await self._hand_over(one)
             except DatabaseError:
@@ -112,23 +129,22 @@ class Post:
                 self._telemetry.crashed("alert.crashed", bug)
 
     async def _hand_over(self, one: Waiting) -> None:
-        alert = one.alert
-        placed = await self._place(one, one.ways)
-        if not all(isinstance(became, int) for became in placed.values()):
+        placed = await self._place(one, one.left)
+        if not all(isinstance(became, Went) for became in placed.values()):
             # It did not go by a way that it was to go: by the others, then.
-            placed |= await self._place(one, [way for way in self.ways.all if way not in placed])
-        went = {way: became for way, became in placed.items() if isinstance(became, int)}
-        if "later" in placed.values():
-            # What went is known again by its key.
+            placed |= await self._place(one, [way for way in self.ways.all if way not in one.ways])
+        went = {**one.went, **{way: became.id for way, became in placed.items() if isinstance(became, Went)}}
+        if not went and any(isinstance(became, Taken) for became in placed.values()):
+            await self._store.renew_token(one.alert.id)
             return
-        if not went and "taken" in placed.values():
-            await self._store.renew_token(alert.id)
-            return
-        await self._store.hand_over(alert.id, went.get("mail"), went.get("webhook"))
-        self._telemetry.log.warning(
-            "alert.raised",
-            id=alert.id, cause=alert.cause, kind=alert.kind, raised=alert.event, ways=list(went),
-        )  # fmt: skip
+        await self._note(one.alert, went, [way for way, became in placed.items() if isinstance(became, Away)])
+
+    async def _note(self, alert: Told, went: Mapping[Way, int], later: Sequence[Way]) -> None:
+        if await self._store.note_ways(alert.id, [*went, *later], went):
+            self._telemetry.log.warning(
+                "alert.raised",
+                id=alert.id, cause=alert.cause, kind=alert.kind, raised=alert.event, ways=list(went),
+            )  # fmt: skip
 
     async def _place(self, one: Waiting, ways: Sequence[Way]) -> dict[Way, Became]:
         words = words_of(one.alert.kind, one.alert.event, one.alert.facts)
@@ -136,34 +152,34 @@ class Post:
 
     async def _become(self, way: Way, one: Waiting, words: Words) -> Became:
         if way in self._away:
-            return "later"
+            return Away()
         try:
             return await (self._mail(one, words) if way == "mail" else self._webhook(one, words))
         except Refused as error:
             # To try it again would change nothing: it is on the page, and goes by the other way.
             self._telemetry.log.warning("alert.refused", id=one.alert.id, way=way, error=str(error))
-            return None
+            return Barred()
         except DatabaseError as error:
             self._away.add(way)
             self._telemetry.log.warning("alert.failed", way=way, error=str(error))
-            return "later"
+            return Away()
 
     def _known_again(self, one: Waiting, way: Way, row: Row | None) -> Became:
         """After a crash our message is there already; but another may have been there first."""
         if row is not None and row["fingerprint"] == _mark(one):
-            return int(row["id"])
+            return Went(int(row["id"]))
         self._telemetry.log.error("alert.key_taken", id=one.alert.id, way=way)
-        return "taken"
+        return Taken()
 
     # ── by mail ──────────────────────────────────────────────────────────────────────────────────
 
     async def _mail(self, one: Waiting, words: Words) -> Became:
         if self.ways.mail_to is None:
-            return None
+            return Barred()
         (ordered,) = await self._outbox.enqueue([self._new_mail(one, words, self.ways.mail_to)])
         if ordered.verdict == "created":
             self._telemetry.enqueued("mail_outbox", 1)
-            return ordered.id
+            return Went(ordered.id)
         return self._known_again(one, "mail", await self._outbox.get(ordered.id))
 
     def _new_mail(self, one: Waiting, words: Words, mail_to: str) -> NewMail:
@@ -210,11 +226,11 @@ class Post:
 
     async def _webhook(self, one: Waiting, words: Words) -> Became:
         if self.ways.webhook is None:
-            return None
+            return Barred()
         (ordered,) = await self._jobs.enqueue([self._new_job(one, words, self.ways.webhook)])
         if ordered.verdict == "created":
             self._telemetry.enqueued("dispatch_jobs", 1)
-            return ordered.id
+            return Went(ordered.id)
         return self._known_again(one, "webhook", await self._jobs.get(ordered.id))
 
     def _new_job(self, one: Waiting, words: Words, webhook: Webhook) -> NewJob:

@@ -89,13 +89,23 @@ SET silenced_until = excluded.silenced_until, silenced_by = excluded.silenced_by
 RETURNING {cause}
 
 -- name: waiting
-SELECT {alert}, a.token FROM homing_alert AS a WHERE NOT a.handed_over ORDER BY a.id LIMIT :limit
+-- Not those that only wait for ways that are away.
+SELECT {alert}, a.token
+FROM homing_alert AS a, LATERAL (
+    SELECT a.ways - ARRAY[CASE WHEN a.mail_id IS NOT NULL THEN 'mail' END, CASE WHEN a.job_id IS NOT NULL THEN 'webhook' END] AS left_over
+) AS w
+WHERE NOT a.handed_over AND a.id > :after AND (w.left_over = '[]' OR NOT w.left_over <@ :away::jsonb)
+ORDER BY a.id LIMIT :limit
 
 -- name: renew_token
 UPDATE homing_alert SET token = :token WHERE id = :id AND NOT handed_over RETURNING id
 
--- name: hand_over
-UPDATE homing_alert SET handed_over = true, mail_id = :mail_id::bigint, job_id = :job_id::bigint WHERE id = :id RETURNING id
+-- name: note_ways
+UPDATE homing_alert
+SET ways = :ways::jsonb, mail_id = coalesce(mail_id, :mail_id::bigint), job_id = coalesce(job_id, :job_id::bigint),
+    handed_over = :handed_over::boolean
+WHERE id = :id AND NOT handed_over
+RETURNING handed_over
 
 -- name: recent
 SELECT {alert}, CASE WHEN c.silenced_until > now() THEN c.silenced_until END AS silenced_until

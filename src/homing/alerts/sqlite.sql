@@ -89,14 +89,23 @@ ON CONFLICT (cause) DO UPDATE
 SET silenced_until = excluded.silenced_until, silenced_by = excluded.silenced_by, updated_at = {now}
 RETURNING {cause}
 
+-- fragment: left_over
+SELECT 1 FROM json_each(a.ways) AS w WHERE CASE w.value WHEN 'mail' THEN a.mail_id ELSE a.job_id END IS NULL
+
 -- name: waiting
-SELECT {alert}, a.token FROM homing_alert AS a WHERE NOT a.handed_over ORDER BY a.id LIMIT :limit
+SELECT {alert}, a.token FROM homing_alert AS a
+WHERE NOT a.handed_over AND a.id > :after
+  AND (NOT EXISTS ({left_over}) OR EXISTS ({left_over} AND w.value NOT IN (SELECT value FROM json_each(:away))))
+ORDER BY a.id LIMIT :limit
 
 -- name: renew_token
 UPDATE homing_alert SET token = :token WHERE id = :id AND NOT handed_over RETURNING id
 
--- name: hand_over
-UPDATE homing_alert SET handed_over = 1, mail_id = :mail_id, job_id = :job_id WHERE id = :id RETURNING id
+-- name: note_ways
+UPDATE homing_alert
+SET ways = :ways, mail_id = coalesce(mail_id, :mail_id), job_id = coalesce(job_id, :job_id), handed_over = :handed_over
+WHERE id = :id AND NOT handed_over
+RETURNING handed_over
 
 -- name: recent
 SELECT {alert}, CASE WHEN c.silenced_until > {now} THEN c.silenced_until END AS silenced_until

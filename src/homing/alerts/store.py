@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from homing.db import Database, Row, instant, iso, load_queries
 
 Way = Literal["mail", "webhook"]
 
-_MOST_WAITING = 100
+_MOST_AT_ONCE = 100
 
 _encode = msgspec.json.Encoder().encode
 _ways = msgspec.json.Decoder(tuple[Way, ...]).decode
@@ -45,9 +45,16 @@ class Waiting(Struct, frozen=True):
     """An alert that is still to become a mail or a webhook."""
 
     alert: Told
+    #: By which it went, or is to go.
     ways: tuple[Way, ...]
+    #: The messages that it became already.
+    went: Mapping[Way, int]
     #: The part of its key that nobody can guess.
     token: str
+
+    @property
+    def left(self) -> tuple[Way, ...]:
+        return tuple(way for way in self.ways if way not in self.went)
 
 
 class AlertStore:
@@ -133,16 +140,23 @@ class AlertStore:
 
     # ── what people are told ─────────────────────────────────────────────────────────────────────
 
-    async def waiting(self) -> list[Waiting]:
-        rows = await self.run("waiting", limit=_MOST_WAITING)
-        return [Waiting(told_of(row), _ways(row["ways"]), row["token"]) for row in rows]
+    async def waiting(self, away: Collection[Way]) -> AsyncIterator[Waiting]:
+        """Oldest first; not those that wait for nothing but ways that are away, also if they are so by now."""
+        after = 0
+        while rows := await self.run("waiting", after=after, away=_listed(away), limit=_MOST_AT_ONCE):
+            for row in rows:
+                yield Waiting(told_of(row), _ways(row["ways"]), went_of(row), row["token"])
+            after = rows[-1]["id"]
 
     async def renew_token(self, id: int) -> None:
         """Its key was somebody else's: the next round comes with another one."""
         await self.run("renew_token", id=id, token=secrets.token_hex(16))
 
-    async def hand_over(self, id: int, mail_id: int | None, job_id: int | None) -> None:
-        await self.run("hand_over", id=id, mail_id=mail_id, job_id=job_id)
+    async def note_ways(self, id: int, ways: Sequence[Way], went: Mapping[Way, int]) -> bool:
+        """By which ways it went; whether that were all, and nobody had noted it before."""
+        given = {"mail_id": went.get("mail"), "job_id": went.get("webhook"), "handed_over": set(ways) <= set(went)}
+        rows = await self.run("note_ways", id=id, ways=_listed(ways), **given)
+        return bool(rows and rows[0]["handed_over"])
 
     def _moment(self, moment: datetime) -> datetime | str | None:
         return iso(moment) if self.database.dialect == "sqlite" else moment
@@ -163,6 +177,16 @@ def cause_of(row: Row) -> Cause:
         silenced=bool(row["silenced"]),
         revision=row["revision"],
     )
+
+
+def went_of(row: Row) -> dict[Way, int]:
+    """The messages that an alert became."""
+    became: dict[Way, int | None] = {"mail": row["mail_id"], "webhook": row["job_id"]}
+    return {way: id for way, id in became.items() if id is not None}
+
+
+def _listed(ways: Collection[Way]) -> str:
+    return _encode(sorted(ways)).decode()
 
 
 def told_of(row: Row) -> Told:

@@ -25,6 +25,8 @@ class Tried(Struct, frozen=True, rename="camel"):
     worker: str | None
     error_class: str | None
     error: str | None
+    #: No answer came: it may have been taken all the same.
+    unknown: bool
 
 
 async def history_of(homing: Homing, id: str) -> list[Tried]:
@@ -39,7 +41,14 @@ def _tried(step: Step) -> Tried:
 
     millis = round(step.seconds * 1000) if step.seconds is not None else None
     return Tried(
-        iso(step.at) or "", step.title, bool(step.well), millis, step.worker, step.error_class, step.error
+        iso(step.at) or "",
+        step.title,
+        bool(step.well),
+        millis,
+        step.worker,
+        step.error_class,
+        step.error,
+        step.unknown,
     )
 
 
@@ -58,7 +67,8 @@ def history_table(history: Sequence[Tried]) -> Table:
 
 
 def _row(one: Tried) -> tuple[str, ...]:
-    told = ": ".join(filter(None, (one.error_class, one.error)))
+    doubt = " (it may have been sent)" if one.unknown else ""
+    told = ": ".join(filter(None, (one.error_class, one.error))) + doubt
     millis = str(one.duration_millis) if one.duration_millis is not None else ""
     result = "delivered" if one.delivered else "failed"
     return one.title.removeprefix("Attempt "), one.at, result, millis, told, one.worker or ""

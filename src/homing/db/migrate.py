@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from homing.db.database import Database
-from homing.db.patience import patiently
+from homing.db.patience import Patience, patiently
 from homing.db.queries import Dialect, Query
-from homing.errors import DatabaseError, SchemaError
+from homing.errors import Conflict, DatabaseError, SchemaError
+
+Result = TypeVar("Result")
+_PATIENCE: Final = Patience()
 
 
 class Migration(Struct, frozen=True, order=True):
@@ -86,20 +90,40 @@ async def check(database: Database, migrations: Sequence[Migration]) -> Pending:
     return Pending(tuple(m for m in migrations if (m.component, m.version) not in done))
 
 
-async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
+async def migrate(
+    database: Database, migrations: Sequence[Migration], patience: Patience = _PATIENCE
+) -> list[Migration]:
     """Apply what is missing; what was applied by us. Several processes may do it at once."""
     pending = (await patiently(lambda: check(database, migrations))).migrations
-    return [migration for migration in pending if await _apply_patiently(database, migration)]
+    return [one for one in pending if await _apply_patiently(database, one, patience)]
 
 
-async def run_again(database: Database, migration: Migration, before: str = "") -> None:
+async def run_again(
+    database: Database, migration: Migration, before: str = "", patience: Patience = _PATIENCE
+) -> None:
     """Run what was applied once more, after some other statements. Only for scripts that may be run twice."""
-    patience, ledger = _PATIENCE[database.dialect], _LEDGER[database.dialect]
-    await database.run_script(patience + ledger + before + migration.sql)
+    script = _LEDGER[database.dialect] + before + _statements(database.dialect, migration)
+    await _patiently(database, migration, patience, lambda: database.run_script(script))
 
 
-async def _apply_patiently(database: Database, migration: Migration) -> bool:
-    return await patiently(lambda: _apply(database, migration))
+async def _apply_patiently(database: Database, migration: Migration, patience: Patience) -> bool:
+    return await _patiently(database, migration, patience, lambda: _apply(database, migration))
+
+
+async def _patiently(
+    database: Database, migration: Migration, patience: Patience, work: Callable[[], Awaitable[Result]]
+) -> Result:
+    if database.dialect != "postgres":
+        # Nobody queues up behind us there.
+        return await patiently(work)
+    try:
+        return await patience.hold(str(migration), work)
+    except Conflict as error:
+        raise DatabaseError(
+            f"{migration} was not applied: in {patience.tries} tries another program always held what it needs. "
+            "Who has been in a transaction for long is shown by `SELECT pid, application_name, xact_start FROM "
+            "pg_stat_activity ORDER BY xact_start`; wait for it or end it, and run `homing migrate` again"
+        ) from error
 
 
 async def _apply(database: Database, migration: Migration) -> bool:
@@ -121,7 +145,11 @@ def _script(dialect: Dialect, migration: Migration) -> str:
         "INSERT INTO homing_migration (component, version, name, checksum) VALUES "  # noqa: S608 - ours
         f"('{migration.component}', {migration.version}, '{migration.name}', '{migration.checksum}');\n"
     )
-    return _PATIENCE[dialect] + _LEDGER[dialect] + record + migration.sql
+    return _LEDGER[dialect] + record + _statements(dialect, migration)
+
+
+def _statements(dialect: Dialect, migration: Migration) -> str:
+    return _OWN_TIMEOUT.sub("", migration.sql) if dialect == "postgres" else migration.sql
 
 
 def _commands(migration: Migration) -> str:
@@ -134,11 +162,16 @@ def _commands(migration: Migration) -> str:
     return json.dumps({"record": record, "commands": json.loads(migration.sql)})
 
 
-_PATIENCE: dict[Dialect, str] = {"postgres": "SET LOCAL lock_timeout = '60s';\n", "sqlite": ""}
+#: What a file of ours says of this itself, and cannot be rid of since it was applied.
+_OWN_TIMEOUT: Final = re.compile(r"^SET LOCAL lock_timeout = [^;]+;", re.MULTILINE)
 
+# On PostgreSQL whoever comes after a migration that waits for a table waits behind it, also to insert a row. So it waits for
+# a second per table, and tries again; for another process that migrates, which stops nobody, it waits for longer.
 _LEDGER: dict[Dialect, str] = {
     "postgres": """
+SET LOCAL lock_timeout = '60s';
 SELECT pg_advisory_xact_lock(hashtext('homing_migration'));
+SET LOCAL lock_timeout = '1s';
 CREATE TABLE IF NOT EXISTS homing_migration (
     component text NOT NULL, version integer NOT NULL, name text NOT NULL, checksum text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (component, version)

@@ -10,7 +10,7 @@ import msgspec
 
 from homing.db.attempts import Attempts
 from homing.db.database import Database, Row, instant
-from homing.db.queries import Queries, Query, load_queries
+from homing.db.queries import Queries, load_queries
 from homing.engine.prune import Ages, Found, Window
 
 _encode = msgspec.json.Encoder().encode
@@ -64,14 +64,14 @@ class PrunableRows:
 
     async def prune(self, ages: Ages, ids: Sequence[int]) -> Mapping[str, int]:
         given = {"ids": _encode(ids).decode(), "ages": self._given(ages), **self._more(ages)}
-        rows = await self._delete(ids, given)
+        rows = await self._delete(given)
         return Counter(row["state"] for row in rows)
 
-    async def _delete(self, ids: Sequence[int], given: Mapping[str, Any]) -> Sequence[Row]:
+    async def _delete(self, given: Mapping[str, Any]) -> Sequence[Row]:
         if self._attempts is None:
             return await self._run("", **given)
         queries = [self._queries[self._name], self._attempts.forgetting]
-        rows, _ = await self._database.fetch_all(queries, {**given, **self._attempts.forgotten(ids)})
+        rows, _ = await self._database.fetch_all(queries, given)
         return rows
 
     def _more(self, ages: Ages) -> Mapping[str, Any]:  # noqa: ARG002 - a lane that needs more takes it from them
@@ -90,13 +90,14 @@ def ended_rows(
     database: Database, lane: str, states: Sequence[str], *, table: str, state: str, ended: str, made: str
 ) -> PrunableRows:
     """Of a table of our own that nothing else goes with: by which words it knows how and when rows ended."""
-    words = {"TABLE": table, "STATE": state, "ENDED": ended, "MADE": made}
-    queries = load_queries(__package__ or "", database.dialect, "ended")
-    return PrunableRows(database, {name: _with(one, words) for name, one in queries.items()}, lane, states)
+    queries = load_queries(
+        __package__ or "", database.dialect, "ended", table=table, state=state, ended=ended, made=made
+    )
+    return PrunableRows(database, queries, lane, states)
 
 
-def _with(query: Query, words: Mapping[str, str]) -> Query:
-    sql = query.sql
-    for word, meant in words.items():
-        sql = sql.replace(word, meant)
-    return msgspec.structs.replace(query, sql=sql)
+def orphaned_attempts(attempts: Attempts, ended: Sequence[str]) -> PrunableRows:
+    """Of messages that another program has deleted; they may be as old as messages of all these states."""
+    return PrunableRows(
+        attempts.database, attempts.queries, attempts.lane, ("attempts",), name="prune_orphans", follows=ended
+    )

@@ -51,11 +51,16 @@ Queries = Mapping[str, Query]
 
 @lru_cache(maxsize=512)
 def load_queries(
-    package: str, dialect: Dialect, subject: str | None = None, absent: frozenset[str] = frozenset()
+    package: str,
+    dialect: Dialect,
+    subject: str | None = None,
+    absent: frozenset[str] = frozenset(),
+    **fragments: str,
 ) -> Queries:
     """The queries of `postgres.sql`, `sqlite.sql` or `mongo.py` in a package.
 
-    A lane's further queries have files of their own, such as `fanout_postgres.sql`, by their subject.
+    A lane's further queries have files of their own, such as `fanout_postgres.sql`, by their subject. Queries
+    that serve several tables are given their names, as fragments.
     """
     if dialect == "mongodb":
         operations: Mapping[str, Operation] = import_module(f"{package}.mongo").QUERIES
@@ -64,7 +69,8 @@ def load_queries(
     text = files(package).joinpath(name).read_text(encoding="utf-8")
     for value in absent:
         text = re.sub(rf"^.*-- given: {value}$\n", "", text, flags=re.MULTILINE)
-    return {query.name: query for query in parse_queries(text, dialect)}
+    given = "".join(f"\n-- fragment: {name}\n{body}\n" for name, body in fragments.items())
+    return {query.name: query for query in parse_queries(text + given, dialect)}
 
 
 def parse_queries(text: str, dialect: Dialect) -> Iterator[Query]:

@@ -11,6 +11,7 @@ from homing.db.attempts import Attempts
 from homing.db.database import Database, Row
 from homing.db.queries import Queries, Query
 from homing.engine.model import Claim, Settlement
+from homing.errors import Conflict, DatabaseError, Unreachable
 
 Item = TypeVar("Item")
 
@@ -84,14 +85,24 @@ class SqlStore(Generic[Item]):
         if not batch:
             return set()
         columns = [{"id": c.id, "fence": c.fence, **self._transition(c, end)} for c, end in batch]
-        given = {"batch": _encode(columns).decode()}
-        queries = [self._queries[name] for name in self._settling]
-        if self._kept_attempts is not None and (kept := self._kept_attempts.kept(batch)):
-            # Last: it is later than what the row itself says of this attempt.
-            queries.append(self._kept_attempts.keeping)
-            given |= kept
-        settled, *_ = await self._fetch_all(queries, given)
+        settled = await self._settle(_encode(columns).decode(), batch)
         return {row["id"] for row in settled}
+
+    async def _settle(self, columns: str, batch: Sequence[tuple[Claim[Item], Settlement]]) -> Sequence[Row]:
+        queries = [self._queries[name] for name in self._settling]
+        kept = self._kept_attempts.kept(batch) if self._kept_attempts is not None else None
+        if self._kept_attempts is not None and kept is not None:
+            try:
+                # Last: it is later than what the row itself says of this attempt.
+                keeping = [*queries, self._kept_attempts.keeping]
+                return (await self._fetch_all(keeping, {"batch": columns, **kept}))[0]
+            except (Unreachable, Conflict):
+                raise
+            except DatabaseError:
+                # What cannot be told later must not keep a message from its end; if it is the end itself that
+                # cannot be written, that is said below.
+                pass
+        return (await self._fetch_all(queries, {"batch": columns}))[0]
 
     async def confirm(self, claims: Sequence[Claim[Item]]) -> set[int]:
         return await self._write("confirm", [{"id": c.id, "fence": c.fence} for c in claims])

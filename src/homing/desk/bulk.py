@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.access.audit import AuditLog, Entry, as_text
 from homing.db import Database, Row, instant, load_queries
@@ -226,13 +227,13 @@ class BulkRuns:
         wanted = self.read(run.query)
         bound = run.created_at + _A_MOMENT
         until = bound if wanted.until is None else min(wanted.until, bound)
-        return self._plan_of(run, msgspec.structs.replace(wanted, until=until))
+        return self._plan_of(run, replace(wanted, until=until))
 
     def _plan_of(self, run: BulkRun, wanted: Wanted) -> dict[LaneName, Wanted]:
         """Of the lanes that were allowed then, whatever this version would make of the line."""
         return {name: one for name, one in self.plan(wanted, run.verb).items() if name in run.lanes}
 
-    # ── order and stop ───────────────────────────────────────────────────────────────────────────
+    # ── order and stop: each with its entry in the audit log, or not at all ──────────────────────
 
     async def start(self, line: str, verb: Verb, asker: Asker) -> BulkRun:
         """Order a run; some process of Homing takes it up within a second."""
@@ -244,14 +245,15 @@ class BulkRuns:
         try:
             plan = self._allowed_plan(wanted, verb, asker.may)
         except Forbidden as why:
-            await self._note(asker, "bulk.start", None, "refused", verb=verb, query=fixed, why=str(why))
+            refused = _entry(asker, "bulk.start", verb=verb, query=fixed, why=str(why))
+            await self.audit.write(replace(refused, outcome="refused"))
             raise
         lanes = _encode(list(plan)).decode()
-        rows = await self.run("create", verb=verb, query=fixed, lanes=lanes, created_by=asker.who)
-        run = run_of(rows[0])
-        await self._note(asker, "bulk.start", run.id, verb=verb, query=fixed, lanes=list(plan))
+        entry = _entry(asker, "bulk.start", verb=verb, query=fixed, lanes=list(plan))
+        given = {"verb": verb, "query": fixed, "lanes": lanes, "created_by": asker.who}
+        rows = await self.run("create", **given, audit=as_text(entry))
         self.database.announce(CHANNEL)
-        return run
+        return run_of(rows[0])
 
     async def cancel(self, id: int, asker: Asker) -> BulkRun:
         """Stop it after the batch that is under way. What was done stays done."""
@@ -259,30 +261,15 @@ class BulkRuns:
         try:
             self._require_allowed(run.lanes, asker.may)
         except Forbidden as why:
-            await self._note(asker, "bulk.cancel", id, "refused", why=str(why))
+            refused = _entry(asker, "bulk.cancel", why=str(why))
+            await self.audit.write(replace(refused, object=f"bulk_{id}", outcome="refused"))
             raise
-        rows = await self.run("cancel", id=id)
-        if rows:
-            await self._note(asker, "bulk.cancel", id)
+        if await self.run("cancel", id=id, audit=as_text(_entry(asker, "bulk.cancel"))):
             self.database.announce(CHANNEL)
         return await self.existing(id)
 
-    async def _note(
-        self,
-        asker: Asker,
-        action: str,
-        id: int | None,
-        outcome: Literal["done", "refused"] = "done",
-        **detail: Any,
-    ) -> None:
-        object = None if id is None else f"bulk_{id}"
-        await self.audit.write(Entry(asker.who, action, object, asker.address, detail or None, outcome))
-
     async def finish(self, id: int, fence: int, state: str, error: str | None, entry: Entry) -> Sequence[Row]:
-        """The end of a run and its entry in the audit log, in one transaction."""
-        given = {"id": id, "fence": fence, "state": state, "error": error, "audit": as_text(entry)}
-        steps = [self._queries["finish"], self.audit.statement]
-        return (await self.database.fetch_all(steps, given))[0]
+        return await self.run("finish", id=id, fence=fence, state=state, error=error, audit=as_text(entry))
 
     # ── look ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -314,6 +301,11 @@ class BulkRuns:
         return [run_of(row) for row in rows]
 
 
+def _entry(asker: Asker, action: str, **detail: Any) -> Entry:
+    """Of a run whose number is known to the statement that writes it."""
+    return Entry(asker.who, action, None, asker.address, detail or None)
+
+
 def _narrowed(lane: LaneDesk, wanted: Wanted, verb: Verb) -> Wanted | None:
     """Of what is wanted, those messages of a lane that are in a state for the verb; None if none can be."""
     states = tuple(
@@ -321,7 +313,7 @@ def _narrowed(lane: LaneDesk, wanted: Wanted, verb: Verb) -> Wanted | None:
     )
     if not states:
         return None
-    return msgspec.structs.replace(wanted, lanes=(lane.name,), phases=(), states=states)
+    return replace(wanted, lanes=(lane.name,), phases=(), states=states)
 
 
 def _is_meant(phase: Phase, state: str, wanted: Wanted) -> bool:

@@ -7,10 +7,22 @@ id, verb, query, lanes::text AS lanes, created_by, created_at, state, total, is_
 -- fragment: ours
 id = :id AND claim_seq = :fence AND finished_at IS NULL
 
+-- fragment: told
+-- What was changed and its entry in the audit log are one statement: neither is there without the other.
+noted AS (
+    INSERT INTO homing_audit (who, address, action, object, detail, outcome)
+    SELECT t.who, t.address, t.action, 'bulk_' || changed.id, t.detail, t.outcome
+    FROM changed, json_to_recordset(:audit::text::json)
+         AS t (who text, address text, action text, detail jsonb, outcome text)
+)
+SELECT * FROM changed
+
 -- name: create
-INSERT INTO homing_bulk_run (verb, query, lanes, created_by)
-VALUES (:verb, :query, :lanes::text::json, :created_by)
-RETURNING {run}
+WITH changed AS (
+    INSERT INTO homing_bulk_run (verb, query, lanes, created_by)
+    VALUES (:verb, :query, :lanes::text::json, :created_by)
+    RETURNING {run}
+), {told}
 
 -- name: get
 SELECT {run} FROM homing_bulk_run WHERE id = :id
@@ -26,9 +38,11 @@ ORDER BY id DESC LIMIT :limit
 
 -- name: cancel
 -- Whoever works on it sees it after the batch that is under way, and writes down what that did.
-UPDATE homing_bulk_run SET state = 'cancelled', updated_at = now()
-WHERE id = :id AND state IN ('counting', 'running')
-RETURNING {run}
+WITH changed AS (
+    UPDATE homing_bulk_run SET state = 'cancelled', updated_at = now()
+    WHERE id = :id AND state IN ('counting', 'running')
+    RETURNING {run}
+), {told}
 
 -- name: waiting
 SELECT id FROM homing_bulk_run
@@ -85,8 +99,10 @@ WHERE {ours}
 RETURNING id
 
 -- name: finish
-UPDATE homing_bulk_run
-SET state = CASE state WHEN 'cancelled' THEN state ELSE :state END, last_error = coalesce(:error::text, last_error),
-    finished_at = now(), updated_at = now(), locked_by = NULL, lease_expires_at = NULL
-WHERE {ours}
-RETURNING {run}
+WITH changed AS (
+    UPDATE homing_bulk_run
+    SET state = CASE state WHEN 'cancelled' THEN state ELSE :state END, last_error = coalesce(:error::text, last_error),
+        finished_at = now(), updated_at = now(), locked_by = NULL, lease_expires_at = NULL
+    WHERE {ours}
+    RETURNING {run}
+), {told}

@@ -1,4 +1,5 @@
--- Bulk runs on SQLite. Time is the database's everywhere.
+-- Bulk runs on SQLite. Time is the database's everywhere. A query may be several statements, which run in one transaction;
+-- the last one answers.
 
 -- fragment: now
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
@@ -13,10 +14,18 @@ id, verb, query, lanes, created_by, created_at, state, total, is_estimate, done,
 -- fragment: ours
 id = :id AND claim_seq = :fence AND finished_at IS NULL
 
+-- fragment: told_of
+-- The entry in the audit log of whichever run is changed in the same transaction.
+INSERT INTO homing_audit (who, address, action, object, detail, outcome)
+SELECT json_extract(e.value, '$.who'), json_extract(e.value, '$.address'), json_extract(e.value, '$.action'),
+       'bulk_' || r.id, json_extract(e.value, '$.detail'), json_extract(e.value, '$.outcome')
+FROM json_each(:audit) AS e JOIN
+
 -- name: create
 INSERT INTO homing_bulk_run (verb, query, lanes, created_by)
-VALUES (:verb, :query, :lanes, :created_by)
-RETURNING {run}
+VALUES (:verb, :query, :lanes, :created_by);
+{told_of} (SELECT max(id) AS id FROM homing_bulk_run) AS r;
+SELECT {run} FROM homing_bulk_run WHERE id = (SELECT max(id) FROM homing_bulk_run)
 
 -- name: get
 SELECT {run} FROM homing_bulk_run WHERE id = :id
@@ -31,6 +40,7 @@ ORDER BY id DESC LIMIT :limit
 
 -- name: cancel
 -- Whoever works on it sees it after the batch that is under way, and writes down what that did.
+{told_of} (SELECT id FROM homing_bulk_run WHERE id = :id AND state IN ('counting', 'running')) AS r;
 UPDATE homing_bulk_run SET state = 'cancelled', updated_at = {now}
 WHERE id = :id AND state IN ('counting', 'running')
 RETURNING {run}
@@ -83,6 +93,7 @@ WHERE {ours}
 RETURNING id
 
 -- name: finish
+{told_of} (SELECT id FROM homing_bulk_run WHERE {ours}) AS r;
 UPDATE homing_bulk_run
 SET state = CASE state WHEN 'cancelled' THEN state ELSE :state END, last_error = coalesce(:error, last_error),
     finished_at = {now}, updated_at = {now}, locked_by = NULL, lease_expires_at = NULL

@@ -7,7 +7,13 @@ from datetime import datetime, timedelta
 
 from homing.db import Row
 from homing.db.conditions import readable, readable_or_never
+from homing.messages.facts import code_of, message_of
 from homing.messages.model import Step
+
+
+def own_attempts(kept: Sequence[Row], created: datetime) -> list[Row]:
+    """Those of this message: its number may have been another's, whose attempts ended before it was made."""
+    return [row for row in kept if readable_or_never(row["ended_at"]) >= created]
 
 
 def failed_attempts(kept: Sequence[Row]) -> list[Step]:
@@ -21,6 +27,7 @@ def failed_attempts(kept: Sequence[Row]) -> list[Step]:
             error_class=row["code"],
             error=row["message"] or None,
             worker=row["worker"],
+            unknown=bool(row["unknown"]),
         )
         for row in kept
     ]
@@ -36,6 +43,25 @@ def delivered_attempt(row: Row, number: int, ended: datetime) -> Step:
         seconds=_seconds(row["delivered_millis"]),
         worker=row["delivered_by"],
     )
+
+
+def last_claim(row: Row, kept: Sequence[Row], failures: int) -> Step | None:
+    """What the row alone says of its last claim; None when that is kept, or when there was none."""
+    claimed = readable(row["last_attempt_at"])
+    if claimed is None or tells_of(kept, claimed):
+        return None
+    code, told = code_of(row["last_error"]), message_of(row["last_error"])
+    if failures and not kept:
+        # An earlier version, or another program, made these attempts.
+        title = f"Last attempt, of {failures}"
+        return Step(claimed, "attempt", title, well=False, error_class=code, error=told)
+    if row["rescue_count"] and row["defer_count"]:
+        return Step(claimed, "deferred", "Deferred, or lost with its worker", unknown=True)
+    if row["rescue_count"]:
+        return Step(claimed, "lost", "Lost with its worker", unknown=True)
+    if row["defer_count"]:
+        return Step(claimed, "deferred", "Deferred", error_class=code, error=told)
+    return Step(claimed, "claimed", "Claimed, and given back")
 
 
 def tells_of(kept: Sequence[Row], attempted: datetime) -> bool:

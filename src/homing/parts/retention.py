@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from homing.db import Database, load_queries
 from homing.db.attempts import Attempts
-from homing.db.pruning import PrunableRows, ended_rows
+from homing.db.pruning import PrunableRows, ended_rows, orphaned_attempts
 from homing.engine.prune import Prunable
 from homing.lanes.dispatch_jobs.pruning import prunable_jobs
 from homing.lanes.email_log.log import attempts_of_emails
@@ -15,21 +16,25 @@ from homing.lanes.open_events.pruning import prunable_notifications
 
 #: No message, and the proof of who did what: it goes only where it is named.
 AUDIT: Final = "audit"
+MAILS_ENDED: Final = ("sent", "failed", "cancelled", "expired")
+EMAILS_ENDED: Final = ("Sent", "Dead")
 
 
 def prunable_tables(database: Database, jobs_database: Database, notify_database: Database) -> list[Prunable]:
-    def rows(lane: str, *states: str, attempts: Attempts) -> PrunableRows:
-        queries = load_queries(f"homing.lanes.{lane}", database.dialect)
-        return PrunableRows(database, queries, lane, states, attempts=attempts)
-
-    mails, emails = attempts_of_mails(database), attempts_of_emails(database)
-    ended = ("sent", "failed", "cancelled", "expired")
     return [
-        rows("mail_outbox", *ended, attempts=mails),
-        rows("email_log", "Sent", "Dead", attempts=emails),
+        *_of_mails(database, "mail_outbox", MAILS_ENDED, attempts_of_mails(database)),
+        *_of_mails(database, "email_log", EMAILS_ENDED, attempts_of_emails(database)),
         *prunable_jobs(jobs_database),
         *prunable_notifications(notify_database),
         *_of_our_own(database),
+    ]
+
+
+def _of_mails(database: Database, lane: str, ended: Sequence[str], attempts: Attempts) -> list[Prunable]:
+    queries = load_queries(f"homing.lanes.{lane}", database.dialect)
+    return [
+        PrunableRows(database, queries, lane, ended, attempts=attempts),
+        orphaned_attempts(attempts, ended),
     ]
 
 

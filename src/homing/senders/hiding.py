@@ -1,14 +1,18 @@
 """What is taken out of a mail before somebody sees it whom it is not for: what a link works by, and codes.
 
 By their names (`reset_password_token=…`, `"otp": …`), by what stands before them (`/reset/…`), and by their
-looks (`/a/9fK2xQ81Zr0pLm`). Links stay readable. A code in the middle of a sentence is not recognised.
+looks (`/a/9fK2xQ81Zr0pLm`), however a link is written: as a browser reads it (`token&#61;…`, `%74oken=…`,
+`https:\\/\\/…`), without its beginning, or inside of another. Links stay readable. Not recognised are a code
+in the middle of a sentence, and in a link a word or a short number under a name that says nothing (`?x=4711`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from html import escape, unescape
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -16,63 +20,156 @@ HIDDEN: Final = "hidden-in-preview"
 
 #: Names that contain one of these hold what nobody else should have.
 _SECRET: Final = re.compile(
-    r"token|key|code|secret|otp|pass(?:w|phrase|$)|pwd|auth|credential|nonce|session|hash|jwt|ticket"
-    r"|signature|(?:^|[_-])(?:sig|pin|tan|mac|magic)(?:$|[_-])",
+    r"token|key|code|secret|otp|pass(?:w|phrase|(?![a-z]))|pwd|auth|credential|nonce|session|hash|jwt|ticket|signature"
+    r"|(?<![A-Za-z])(?:sig|pin|tan|mac|magic|tok)(?![A-Za-z])"
+    r"|(?-i:(?<=[a-z])(?:Sig|Pin|Tan|Mac|Tok)(?![a-z]))",
     re.IGNORECASE,
 )
 #: … and so do these, which are too short to be looked for inside of others.
-_SHORT: Final = frozenset("tkchsu")
-_PARAMETER: Final = re.compile(r"([?&#;](?:amp;)?)([\w.\[\]-]{1,100})=([^&#;\s\"'<>)\]]+)")
+_SHORT: Final = re.compile(r"(?:^|\[)[tkchsu]\]?$", re.IGNORECASE)
+_SHORT_INSIDE: Final = re.compile(r"(?<![A-Za-z0-9])[tkchsu]\]?=", re.IGNORECASE)
 #: A name and its value, a text, a list of plain values or a number, in what only looks like JSON.
 _PAIR: Final = re.compile(
     r'"([^"\\]{1,100})"(\s*:\s*)("(?:[^"\\]|\\.)*"?|\[[^\[\]{}]*\]?|[^\s",{}\[\]]+)', re.DOTALL
 )
-#: In steps: a text that has no link is looked at once.
-_LINK: Final = re.compile(r"(https?://[^\s/?#\"'<>]+)(/[^\s?#\"'<>]*)", re.IGNORECASE)
-#: Behind one of these a path goes on with what it is about.
+#: All of a text but what is between them, each looked at once. Links are found among these.
+_WORD: Final = re.compile(r"[^\s\"'<>]+")
+_ENTITY: Final = re.compile(r"&#(?:[xX][0-9a-fA-F]{1,6}|[0-9]{1,7});?|&[A-Za-z][A-Za-z0-9]{1,31};")
+#: As programs write JSON that stands in a page.
+_ESCAPE: Final = re.compile(r"\\(?:/|u00([2-7][0-9a-fA-F]))")
+_AFTER: Final = ").,;:!?]}"
+#: A place without a scheme, such as `shop.example.org/a`.
+_PLACE: Final = re.compile(r"(?<![\w.-])(?:[\w-]+\.)+[\w-]+(?::[0-9]+)?[/?#]")
+_HOST: Final = re.compile(r"(.*?//)(?:([^/@]*)@)?([^/]*)", re.DOTALL)
+_BETWEEN_PARTS: Final = re.compile(r"([?&#;])")
+_GOES_ON: Final = re.compile(r"[/?&#;=][^/?&#;=]")
+#: Behind one of these a link goes on with what it is about.
 _LEADS_TO_ONE: Final = re.compile(
     r"reset|confirm|verif|activat|invit|magic|unsubscribe|token|password|recover|optin|opt-in|login|signin"
     r"|sign-in|auth|one-time|session|share",
     re.IGNORECASE,
 )
+#: A link in a link is written in a way of its own, and may be so again.
+_MOST_QUOTED: Final = 4
+#: What is shorter has no looks.
+_SHORTEST: Final = 6
 _UUID: Final = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
-_PIECE: Final = re.compile(r"[A-Za-z0-9]{10,}")
-_CAPITAL_INSIDE: Final = re.compile(r"[a-z][A-Z].*[a-z][A-Z]")
+_LONG: Final = re.compile(r"[A-Za-z0-9]{10,}")
+#: Longer than a number or a word that people write.
+_TOO_LONG: Final = re.compile(r"[0-9]{16}|[A-Za-z]{20}")
+#: Where letters become digits, digits letters, and small letters capitals.
+_TURN: Final = re.compile(r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[a-z])[A-Z]")
+_MANY_TURNS: Final = 3
+_CAPITAL_INSIDE: Final = re.compile(r"(?<=[a-z])[A-Z]")
 
 
 def is_secret_name(name: str) -> bool:
-    return bool(_SECRET.search(name)) or name.lower() in _SHORT
+    return bool(_SECRET.search(name) or _SHORT.search(name))
 
 
 def looks_random(text: str) -> bool:
-    """Letters and digits mixed, or capitals all over, in a long piece: no word, and no date."""
-    return bool(_UUID.search(text)) or any(_is_mixed(piece) for piece in _PIECE.findall(text))
+    """Letters and digits mixed, capitals all over, or more of either than anybody writes: no word, no date."""
+    return bool(
+        _TOO_LONG.search(text)
+        or _UUID.search(text)
+        or len(_TURN.findall(text)) >= _MANY_TURNS
+        or any(_is_mixed(piece) for piece in _LONG.findall(text))
+    )
 
 
 def _is_mixed(piece: str) -> bool:
-    has_both = any(letter.isdigit() for letter in piece) and any(letter.isalpha() for letter in piece)
-    return has_both or bool(_CAPITAL_INSIDE.search(piece))
+    return not (piece.isalpha() or piece.isdigit()) or len(_CAPITAL_INSIDE.findall(piece)) > 1
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def hide_tokens(text: str) -> str:
-    """Links in a text stay readable, and lead to nothing."""
-    return _LINK.sub(_without_path, _PARAMETER.sub(_without_value, text))
+    """Links in a text or in HTML stay readable, and lead to nothing."""
+    return _WORD.sub(_without_use, text)
 
 
-def _without_value(found: re.Match[str]) -> str:
-    start, name, value = found.groups()
-    hides = is_secret_name(name) or looks_random(value)
-    return f"{start}{name}={HIDDEN}" if hides else found[0]
+def _without_use(found: re.Match[str]) -> str:
+    """As it was written, where nothing is to be hidden."""
+    word = found[0]
+    plain = _as_read(word)
+    if plain == word:
+        return _harmless(word)
+    cleaned = _WORD.sub(lambda part: _harmless(part[0]), plain)
+    return word if cleaned == plain else escape(cleaned)
 
 
-def _without_path(found: re.Match[str]) -> str:
-    host, path = found.groups()
-    parts = path.split("/")
-    kept = [
-        HIDDEN if part and (looks_random(part) or (before and _LEADS_TO_ONE.search(before))) else part
-        for before, part in zip(["", *parts], parts, strict=False)
-    ]
-    return f"{host}{'/'.join(kept)}"
+def _as_read(word: str) -> str:
+    """What a browser makes of it."""
+    if "&" in word:
+        word = _ENTITY.sub(lambda found: unescape(found[0]), word)
+    return _ESCAPE.sub(lambda found: chr(int(found[1] or "2f", 16)), word) if "\\" in word else word
+
+
+def _harmless(word: str) -> str:
+    if ("=" not in word and "/" not in word) or word.startswith("data:image/"):
+        return word
+    link = word.rstrip(_AFTER)
+    return "".join(_harmless_parts(link)) + word[len(link) :]
+
+
+def _harmless_parts(link: str) -> Iterator[str]:
+    """The path, and each parameter; of what is no link only values that have a name."""
+    is_link = "//" in link or link.startswith("/") or bool(_PLACE.search(link))
+    head, *others = _BETWEEN_PARTS.split(link)
+    host, path = _host_of(head)
+    yield host
+    # The host of a link to an app is its first step.
+    leads = "." not in host and _leads(host)
+    for mark, part in zip(["", *others[::2]], [path, *others[1::2]], strict=True):
+        names, equals, value = part.partition("=")
+        shown, leads = _harmless_path(names, is_name=bool(equals), leads=leads) if is_link else (names, False)
+        hides = value and (leads or is_secret_name(unquote(names.rpartition("/")[2])) or _exposes(value))
+        yield f"{mark}{shown}{equals}{HIDDEN if hides else value}"
+
+
+def _host_of(head: str) -> tuple[str, str]:
+    """With what stands before it, but without somebody's password; and what follows."""
+    found = _HOST.match(head)
+    if found is None:
+        return "", head
+    begin, user, host = found.groups()
+    return f"{begin}{f'{HIDDEN}@' if user else ''}{host}", head[found.end() :]
+
+
+def _harmless_path(path: str, *, is_name: bool, leads: bool) -> tuple[str, bool]:
+    """And whether it leads to one: then all that follows is hidden, but the names of parameters."""
+    shown = []
+    *steps, last = path.split("/")
+    for step in steps:
+        shown.append(HIDDEN if step and (leads or _exposes(step)) else step)
+        leads = leads or _leads(step)
+    is_parameter = is_name and not steps
+    hides = last and ((leads and not is_parameter) or _exposes(last))
+    return "/".join([*shown, HIDDEN if hides else last]), leads or (not is_name and _leads(last))
+
+
+def _leads(step: str) -> bool:
+    return bool(_LEADS_TO_ONE.search(unquote(step)))
+
+
+def _exposes(text: str) -> bool:
+    """Whether there is something to hide in it, which may be a link itself."""
+    if len(text) < _SHORTEST and text.isalnum():
+        return False
+    for _ in range(_MOST_QUOTED):
+        if "%" in text:
+            text = unquote(text)
+    leads = _LEADS_TO_ONE.search(text)
+    return bool(
+        looks_random(text)
+        or _SECRET.search(text.rpartition("=")[0])
+        or _SHORT_INSIDE.search(text)
+        or (leads and _GOES_ON.search(text, leads.end()))
+    )
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def hide_in_json(text: str) -> str:

@@ -10,7 +10,7 @@ from homing.db.conditions import readable, readable_or_never, written
 from homing.lanes.email_log.desk_conditions import CANCELLED, LAYOUT, PHASES
 from homing.lanes.email_log.log import EmailLog, attempts_of_emails
 from homing.lanes.email_log.view import email_id
-from homing.messages.attempts import delivered_attempt, failed_attempts, tells_of
+from homing.messages.attempts import delivered_attempt, failed_attempts, last_claim, own_attempts
 from homing.messages.facts import (
     DUE,
     code_of,
@@ -142,14 +142,15 @@ def _fields(row: Row) -> list[tuple[str, str]]:
 
 
 def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
+    kept = own_attempts(kept, summary.created_at)
     steps = [Step(summary.created_at, "created", "Ordered"), *failed_attempts(kept)]
     queued, tried, sent = (readable(row[name]) for name in ("last_queued_at", "last_attempt_at", "sent_at"))
     if queued is not None:
         steps.append(Step(queued, "queued", "Last put into the queue"))
     if row["locked_by"] is not None and tried is not None:
         steps.append(Step(tried, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"]))
-    elif summary.state != "Sent" and tried is not None and not tells_of(kept, tried):
-        steps.append(_last_attempt(row, tried))
+    elif summary.state != "Sent" and (last := last_claim(row, kept, row["attempt_count"])) is not None:
+        steps.append(last)
     if summary.state == "Sent":
         arrived = sent or tried or summary.created_at
         steps.append(delivered_attempt(row, _attempts(row), arrived))
@@ -165,14 +166,6 @@ def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
     elif summary.due_at is not None:
         steps.append(Step(summary.due_at, "waits", "Next attempt"))
     return sorted(steps, key=lambda step: step.at)
-
-
-def _last_attempt(row: Row, at: datetime) -> Step:
-    title = f"Last attempt, of {max(_attempts(row), 1)}"
-    if row["last_error"] is None:
-        return Step(at, "attempt", title)
-    code, told = code_of(row["last_error"]), message_of(row["last_error"])
-    return Step(at, "attempt", title, well=False, error_class=code, error=told)
 
 
 def _waits(row: Row, summary: Summary, now: datetime) -> str | None:

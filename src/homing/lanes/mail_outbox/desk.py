@@ -11,7 +11,7 @@ from homing.db import Row
 from homing.db.conditions import readable, readable_or_never, written
 from homing.lanes.mail_outbox.desk_conditions import LAYOUT, PHASES
 from homing.lanes.mail_outbox.outbox import MailOutbox, attempts_of_mails
-from homing.messages.attempts import delivered_attempt, failed_attempts, tells_of
+from homing.messages.attempts import delivered_attempt, failed_attempts, last_claim, own_attempts
 from homing.messages.facts import (
     DUE,
     code_of,
@@ -134,14 +134,14 @@ def _fields(row: Row) -> list[tuple[str, str]]:
 
 
 def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
+    kept = own_attempts(kept, summary.created_at)
     steps = [Step(summary.created_at, "created", "Put into the outbox"), *failed_attempts(kept)]
     tried = readable(row["last_attempt_at"])
     error, code = message_of(row["last_error"]), code_of(row["last_error"])
     if summary.phase == "running" and tried is not None:
         steps.append(Step(tried, "claimed", f"Claim {row['claim_seq']}", worker=row["locked_by"]))
-    elif summary.state != "sent" and tried is not None and not tells_of(kept, tried):
-        title = f"Last attempt, of {max(_attempts(row), 1)}"
-        steps.append(_failed(Step(tried, "attempt", title, well=False), code, error))
+    elif summary.state != "sent" and (last := last_claim(row, kept, row["retry_count"])) is not None:
+        steps.append(last)
     if summary.state == "sent":
         sent = readable(row["sent_at"]) or tried or summary.created_at
         steps.append(delivered_attempt(row, _attempts(row), sent))

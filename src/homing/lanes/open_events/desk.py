@@ -18,7 +18,7 @@ from homing.lanes.open_events.lane import OpenEventsLane
 from homing.lanes.open_events.notification import Notification, event_of, read_object, subscriber_of
 from homing.lanes.open_events.notifications import Notifications, attempts_of_notifications
 from homing.lanes.open_events.view import notification_id, read_error
-from homing.messages.attempts import delivered_attempt, failed_attempts, tells_of
+from homing.messages.attempts import delivered_attempt, failed_attempts, own_attempts, tells_of
 from homing.messages.facts import DUE, facts, json_body, moment_fact, possible
 from homing.messages.mails import parts_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
@@ -187,6 +187,7 @@ def _fields(row: Row, error: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _timeline(row: Row, summary: Summary, error: Mapping[str, Any] | None, kept: Sequence[Row]) -> list[Step]:
+    kept = own_attempts(kept, summary.created_at)
     steps = [Step(summary.created_at, "created", "Fanned out to this subscription"), *failed_attempts(kept)]
     detected, tried, locked = (readable(row[name]) for name in ("event_at", "last_attempt_at", "locked_at"))
     if detected is not None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from homing.db import Database, Query, Row
 from homing.db.migrate import Migration, run_again
+from homing.db.patience import Patience
 from homing.db.queries import Dialect
 
 #: `ALTER TABLE t ADD COLUMN …`, in PostgreSQL with several columns; and indexes, whatever they are on.
@@ -57,18 +58,20 @@ async def losses(database: Database, migration: Migration) -> Loss | None:
     return Loss(tuple(missing), tuple(strays)) if missing else None
 
 
-async def repair(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
+async def repair(
+    database: Database, migrations: Sequence[Migration], patience: Patience
+) -> list[Migration]:
     """Run again what has lost something; what was."""
-    return [migration for migration in migrations if await _repaired(database, migration)]
+    return [migration for migration in migrations if await _repaired(database, migration, patience)]
 
 
-async def _repaired(database: Database, migration: Migration) -> bool:
+async def _repaired(database: Database, migration: Migration, patience: Patience) -> bool:
     loss = await losses(database, migration)
     if loss is None:
         return False
     # An index on a table that was put aside keeps its name from the one that is needed.
     dropped = "".join(f"DROP INDEX IF EXISTS {name};\n" for name in loss.strays)
-    await run_again(database, migration, before=dropped)
+    await run_again(database, migration, before=dropped, patience=patience)
     return True
 
 

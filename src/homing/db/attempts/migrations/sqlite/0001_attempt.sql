@@ -1,8 +1,4 @@
--- Who delivered it, and how long that took. Attempts that did not deliver have a table of their own, for all lanes in
--- this file (db/attempts.py).
-ALTER TABLE mail_outbox ADD COLUMN IF NOT EXISTS delivered_by TEXT;
-ALTER TABLE mail_outbox ADD COLUMN IF NOT EXISTS delivered_millis INTEGER;
-
+-- As on PostgreSQL.
 CREATE TABLE IF NOT EXISTS homing_attempt (
     lane            TEXT NOT NULL,
     message_id      INTEGER NOT NULL,
@@ -13,5 +9,6 @@ CREATE TABLE IF NOT EXISTS homing_attempt (
     worker          TEXT,
     code            TEXT NOT NULL,
     message         TEXT NOT NULL,
+    unknown         INTEGER NOT NULL,
     PRIMARY KEY (lane, message_id, fence)
 ) WITHOUT ROWID;

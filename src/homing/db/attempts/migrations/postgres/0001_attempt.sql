@@ -1,9 +1,5 @@
--- Who delivered it, and how long that took. Attempts that did not deliver have a table of their own, for all lanes in
--- this database (db/attempts.py).
-ALTER TABLE email_log
-    ADD COLUMN IF NOT EXISTS delivered_by text,
-    ADD COLUMN IF NOT EXISTS delivered_millis integer;
-
+-- Attempts that did not deliver, of all lanes whose messages are in this database. The fence tells two attempts of a
+-- message apart.
 CREATE TABLE IF NOT EXISTS homing_attempt (
     lane            text NOT NULL,
     message_id      bigint NOT NULL,
@@ -14,5 +10,7 @@ CREATE TABLE IF NOT EXISTS homing_attempt (
     worker          text,
     code            text NOT NULL,
     message         text NOT NULL,
+    -- It may have been taken all the same.
+    unknown         boolean NOT NULL,
     PRIMARY KEY (lane, message_id, fence)
 );

@@ -1,0 +1,3 @@
+-- Who delivered it, and how long that took. Attempts that did not deliver are kept apart (db/attempts).
+ALTER TABLE email_log ADD COLUMN IF NOT EXISTS delivered_by TEXT;
+ALTER TABLE email_log ADD COLUMN IF NOT EXISTS delivered_millis INTEGER;
