@@ -104,6 +104,7 @@ async def test_every_attempt_is_told_with_its_error_its_time_and_its_worker(lane
         "Attempt 2", 0.04, "invalid_recipient", "who?",
     )  # fmt: skip
     assert first.at < last.at
+    assert (await one.timeline())[-1].kind == "dead", "it ended after its last attempt"
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -136,7 +137,7 @@ async def test_attempts_before_a_requeue_stay_told(lanes: Bench) -> None:
     await one.settle(Complete(millis=1))
     assert [(step.title, step.well) for step in await one.attempts()] == [
         ("Attempt 1", False),
-        ("Attempt 1", True),
+        ("Attempt 1, after a requeue", True),
     ]
 
 

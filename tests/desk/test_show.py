@@ -131,6 +131,10 @@ async def test_a_job_tells_every_attempt(lanes: Bench) -> None:
     assert attempt.request == "POST https://hooks.x.com/a?…, application/json, 30 bytes"
     assert (attempt.response_body, attempt.response_headers, attempt.unknown) == ("oops", {"x-a": "b"}, True)
     assert [step.kind for step in detail.timeline] == ["created", "attempt", "dead"]
+    await lanes.run("UPDATE dispatch_attempt SET attempt_number = 3")
+    await lanes.run("UPDATE dispatch_job SET attempts_before = 2, attempt_count = 3 WHERE status = 'ERROR'")
+    requeued = (await shown(lanes, "error:http_500")).timeline[1]
+    assert requeued.title == "Attempt 3, after a requeue: answered 500"
     assert detail.payload is not None
     # Every digit, as it was written.
     assert detail.payload.text == '{\n  "n": 12345678901234567890123\n}'

@@ -17,11 +17,12 @@ def own_attempts(kept: Sequence[Row], created: datetime) -> list[Row]:
 
 
 def failed_attempts(kept: Sequence[Row]) -> list[Step]:
+    before = [0, *(row["number"] for row in kept)]
     return [
         Step(
             at=_began(readable_or_never(row["ended_at"]), row["duration_millis"]),
             kind="attempt",
-            title=f"Attempt {row['number']}",
+            title=_titled(row["number"], last),
             well=False,
             seconds=_seconds(row["duration_millis"]),
             error_class=row["code"],
@@ -29,20 +30,30 @@ def failed_attempts(kept: Sequence[Row]) -> list[Step]:
             worker=row["worker"],
             unknown=bool(row["unknown"]),
         )
-        for row in kept
+        for row, last in zip(kept, before, strict=False)
     ]
 
 
-def delivered_attempt(row: Row, number: int, ended: datetime) -> Step:
+def _titled(number: int, last: int) -> str:
+    """Who requeues a message gives it all attempts again: they are counted from the first."""
+    return f"Attempt {number}" if number > last else f"Attempt {number}, after a requeue"
+
+
+def delivered_attempt(row: Row, kept: Sequence[Row], number: int, ended: datetime) -> Step:
     """From the columns that a delivery writes; another program that delivers leaves them empty."""
     return Step(
         at=_began(ended, row["delivered_millis"]),
         kind="attempt",
-        title=f"Attempt {number}",
+        title=_titled(number, kept[-1]["number"] if kept else 0),
         well=True,
         seconds=_seconds(row["delivered_millis"]),
         worker=row["delivered_by"],
     )
+
+
+def ended_after(kept: Sequence[Row], claimed: datetime) -> datetime:
+    """When the last attempt of a message was over that was claimed then, and ended with it."""
+    return max([claimed, *(readable_or_never(row["ended_at"]) for row in kept[-1:])])
 
 
 def last_claim(row: Row, kept: Sequence[Row], failures: int) -> Step | None:

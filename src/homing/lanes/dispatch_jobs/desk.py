@@ -125,7 +125,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
 def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Waiting | None) -> list[Step]:
     steps = [Step(summary.created_at, "created", f"Created by {row['source']}")]
     request = _request(row)
-    steps += [_attempt(attempt, request) for attempt in attempts]
+    steps += [_attempt(attempt, request, row["attempts_before"]) for attempt in attempts]
     tried = readable(row["last_attempt_at"])
     if summary.phase == "running" and tried is not None:
         title = f"Claim {row['claim_seq']}"
@@ -155,14 +155,16 @@ def _request(row: Row) -> str:
     return f"POST {url}, {row['payload_content_type']}, {size:,} bytes{signed}"
 
 
-def _attempt(row: Row, request: str) -> Step:
+def _attempt(row: Row, request: str, before: int) -> Step:
     told = attempted(row)
     started = readable_or_never(row["attempted_at"])
     code = told.response_code
     return Step(
         at=started,
         kind="attempt",
-        title=f"Attempt {told.attempt_number}" + (f": answered {code}" if code is not None else ""),
+        title=f"Attempt {told.attempt_number}"
+        + (", after a requeue" if before and told.attempt_number == before + 1 else "")
+        + (f": answered {code}" if code is not None else ""),
         well=told.status == "SUCCESS",
         seconds=told.duration_millis / 1000 if told.duration_millis is not None else None,
         error_class=told.error_class,

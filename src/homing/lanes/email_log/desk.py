@@ -10,7 +10,7 @@ from homing.db.conditions import readable, readable_or_never, written
 from homing.lanes.email_log.desk_conditions import CANCELLED, LAYOUT, PHASES
 from homing.lanes.email_log.log import EmailLog, attempts_of_emails
 from homing.lanes.email_log.view import email_id
-from homing.messages.attempts import delivered_attempt, failed_attempts, last_claim, own_attempts
+from homing.messages.attempts import delivered_attempt, ended_after, failed_attempts, last_claim, own_attempts
 from homing.messages.facts import (
     DUE,
     code_of,
@@ -153,13 +153,13 @@ def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
         steps.append(last)
     if summary.state == "Sent":
         arrived = sent or tried or summary.created_at
-        steps.append(delivered_attempt(row, _attempts(row), arrived))
+        steps.append(delivered_attempt(row, kept, _attempts(row), arrived))
         steps.append(Step(arrived, "delivered", "Taken by the provider", well=True))
     elif summary.state == CANCELLED:
         at = readable(row["announced_at"]) or tried or queued or summary.created_at
         steps.append(Step(at, "stopped", "Cancelled", well=False))
     elif summary.state == "Dead":
-        at = tried or queued or summary.created_at
+        at = ended_after(kept, tried or queued or summary.created_at)
         told = message_of(row["last_error"])
         title = f"Given up: {row['dead_reason'] or 'without a reason'}"
         steps.append(Step(at, "dead", title, well=False, error_class=summary.error, error=told))

@@ -11,7 +11,7 @@ from homing.db import Row
 from homing.db.conditions import readable, readable_or_never, written
 from homing.lanes.mail_outbox.desk_conditions import LAYOUT, PHASES
 from homing.lanes.mail_outbox.outbox import MailOutbox, attempts_of_mails
-from homing.messages.attempts import delivered_attempt, failed_attempts, last_claim, own_attempts
+from homing.messages.attempts import delivered_attempt, ended_after, failed_attempts, last_claim, own_attempts
 from homing.messages.facts import (
     DUE,
     code_of,
@@ -144,13 +144,12 @@ def _timeline(row: Row, summary: Summary, kept: Sequence[Row]) -> list[Step]:
         steps.append(last)
     if summary.state == "sent":
         sent = readable(row["sent_at"]) or tried or summary.created_at
-        steps.append(delivered_attempt(row, _attempts(row), sent))
+        steps.append(delivered_attempt(row, kept, _attempts(row), sent))
         steps.append(Step(sent, "delivered", "Taken by the provider", well=True))
     elif summary.phase in {"dead", "stopped"}:
         ended = readable(row["expires_at"]) if summary.state == "expired" else None
-        step = Step(
-            ended or tried or summary.created_at, summary.phase, summary.state.capitalize(), well=False
-        )
+        at = ended or ended_after(kept, tried or summary.created_at)
+        step = Step(at, summary.phase, summary.state.capitalize(), well=False)
         steps.append(_failed(step, code, error) if summary.state in _ENDED_BADLY else step)
     elif summary.due_at is not None:
         steps.append(Step(summary.due_at, "waits", "Next attempt" if row["retry_count"] else "First attempt"))

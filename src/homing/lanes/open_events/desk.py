@@ -18,7 +18,7 @@ from homing.lanes.open_events.lane import OpenEventsLane
 from homing.lanes.open_events.notification import Notification, event_of, read_object, subscriber_of
 from homing.lanes.open_events.notifications import Notifications, attempts_of_notifications
 from homing.lanes.open_events.view import notification_id, read_error
-from homing.messages.attempts import delivered_attempt, failed_attempts, own_attempts, tells_of
+from homing.messages.attempts import delivered_attempt, ended_after, failed_attempts, own_attempts, tells_of
 from homing.messages.facts import DUE, facts, json_body, moment_fact, possible
 from homing.messages.mails import parts_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
@@ -196,7 +196,7 @@ def _timeline(row: Row, summary: Summary, error: Mapping[str, Any] | None, kept:
     well = summary.state == "sent"
     unknown = bool(error and error.get("unknown"))
     if well and tried is not None:
-        steps.append(delivered_attempt(row, row["attempts"], tried))
+        steps.append(delivered_attempt(row, kept, row["attempts"], tried))
     elif tried is not None and not tells_of(kept, tried):
         title = f"Last attempt, of {max(row['attempts'], 1)}"
         steps.append(
@@ -208,8 +208,9 @@ def _timeline(row: Row, summary: Summary, error: Mapping[str, Any] | None, kept:
         elif summary.due_at is not None:
             steps.append(Step(summary.due_at, "waits", "Looked at again"))
         return sorted(steps, key=lambda step: step.at)
-    end = Step(tried or summary.created_at, summary.phase, summary.state.capitalize(), well=well,
-               error_class=summary.error, error=None if well else said)  # fmt: skip
+    at = ended_after(kept, tried or summary.created_at)
+    why = None if well else said
+    end = Step(at, summary.phase, summary.state.capitalize(), well=well, error_class=summary.error, error=why)
     return sorted([*steps, end], key=lambda step: step.at)
 
 

@@ -58,9 +58,7 @@ async def losses(database: Database, migration: Migration) -> Loss | None:
     return Loss(tuple(missing), tuple(strays)) if missing else None
 
 
-async def repair(
-    database: Database, migrations: Sequence[Migration], patience: Patience
-) -> list[Migration]:
+async def repair(database: Database, migrations: Sequence[Migration], patience: Patience) -> list[Migration]:
     """Run again what has lost something; what was."""
     return [migration for migration in migrations if await _repaired(database, migration, patience)]
 
