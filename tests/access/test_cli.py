@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +143,17 @@ def test_without_a_password_nobody_is_added(shell: Shell) -> None:
     assert shell.sql("SELECT * FROM homing_user") == []
 
 
+def test_a_short_password_is_told_of_before_it_is_typed_again(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    result = shell("users", "add", "ann", typed=f"short\n{PASSWORD}\n{PASSWORD}\n")
+    assert result.exit_code == 0, result.output
+    assert "a password has 12 to 1000 characters" in result.stderr
+    assert result.stderr.count("Repeat") == 1
+    assert shell.sql("SELECT name FROM homing_user") == [("ann",)]
+
+
 def test_commands_that_change_something_are_in_the_log_and_others_are_not(shell: Shell) -> None:
     make_tables(f"sqlite:///{shell.file}", ["homing.lanes.mail_outbox", "homing.lanes.dispatch_jobs"])
     shell.sql("SELECT 1")
@@ -182,7 +194,9 @@ def test_the_log_is_read_by_time_and_person(shell: Shell) -> None:
         shell.json("keys", "create", name, "-s", "ops")
     who = shell.json("audit")[0]["who"]
     assert len(shell.json("audit", "--since", "1h", "--who", who)) == 3
+    assert len(shell.json("audit", "--who", who.removeprefix("cli:"))) == 3
     assert shell.json("audit", "--who", "user:ann") == []
+    assert "nothing is found" in shell("audit", "--who", "nobody").stdout
     assert shell.json("audit", "--since", "2999-01-01T00:00:00Z") == []
     page = shell.json("audit", "--limit", "2")
     (oldest,) = shell.json("audit", "--before", str(page[-1]["id"]))

@@ -82,7 +82,7 @@ async def test_what_dies_later_is_collected_over_the_cool_down(database_url: str
             await bench.look()
         assert await bench.titles() == ["1 mail was given up: invalid_recipient"]
         (firing,) = await bench.alerts.firing()
-        assert firing.title == "6 mails were given up: invalid_recipient"
+        assert firing.title == "7 mails were given up: invalid_recipient", "as many as are dead now"
         await bench.pass_time(601)
         await bench.look()
         assert (await bench.titles())[1:] == ["6 mails were given up: invalid_recipient"]
@@ -110,6 +110,32 @@ async def test_what_was_requeued_or_cancelled_is_wrong_no_more(database_url: str
         await bench.look()
         assert await bench.alerts.firing() == []
         assert len(await bench.told()) == 3, "nobody is told of that"
+
+
+async def test_nobody_is_told_of_what_was_requeued_before_the_cool_down_ended(database_url: str) -> None:
+    async with alert_bench(database_url) as bench:
+        await bench.kill_mails(2)
+        await bench.look()
+        await bench.kill_mails(3)
+        await bench.look()
+        (mail,) = await bench.alert_mails()
+        assert "Dead now: 2" in " ".join(mail["text_body"].split())
+        assert [one.title for one in await bench.alerts.firing()] == [
+            "5 mails were given up: invalid_recipient"
+        ]
+        dead = [row["id"] for row in await bench.tables.rows("mail_outbox", status="failed")]
+        await bench.homing.outbox.requeue(dead[:1])
+        await bench.look()
+        assert (await bench.alerts.firing())[0].title == "4 mails were given up: invalid_recipient"
+        await bench.homing.outbox.requeue(dead[1:])
+        await bench.look()
+        assert await bench.alerts.firing() == []
+        await bench.pass_time(601)
+        await bench.look()
+        assert len(await bench.told()) == 1, "three that nobody was told of are dead no more"
+        await bench.kill_mails(1)
+        await bench.look()
+        assert (await bench.titles())[1:] == ["1 mail was given up: invalid_recipient"]
 
 
 async def test_each_lane_notes_its_dead(database_url: str) -> None:
@@ -449,7 +475,7 @@ async def test_a_crash_neither_loses_nor_doubles_an_alert(
         places: dict[str, tuple[object, str]] = {
             "tell": (bench.homing.outbox, "enqueue"),
             "mail": (bench.homing.jobs, "enqueue"),
-            "webhook": (AlertStore, "hand_over"),
+            "webhook": (AlertStore, "note_ways"),
         }
         with monkeypatch.context() as patch:
             patch.setattr(*places[after], crash)

@@ -13,7 +13,7 @@ from tests.http.door import opened_door
 from homing.alerts import deaths
 from homing.alerts.rules import Cause
 from homing.alerts.store import Deaths
-from homing.errors import DatabaseError, Refused, Unreachable
+from homing.errors import Refused, Unreachable
 
 FAIL = (
     "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, error) "
@@ -174,7 +174,7 @@ async def test_words_without_end_are_told_together(
             await bench.look()
         assert len(await bench.told()) == 4
         assert {one.cause.rpartition(":")[2]: one.title[:2] for one in await bench.alerts.firing()} == {
-            "made_up_a": "1 ", "made_up_b": "1 ", "made_up_c": "1 ", "various": "3 ",
+            "made_up_a": "2 ", "made_up_b": "1 ", "made_up_c": "1 ", "various": "3 ",
         }  # fmt: skip
         await bench.pass_time(601)
         await bench.look()
@@ -264,11 +264,6 @@ async def test_while_the_database_of_jobs_is_away_alerts_go_by_mail(
         await bench.kill_mails(1, "timeout: x")
         with monkeypatch.context() as patch:
             patch.setattr(bench.homing.jobs, "enqueue", away)
-            with pytest.raises(DatabaseError, match="could not be handed over"):
-                await bench.alerts.test()
-            await bench.tables.sql("DELETE FROM homing_alert RETURNING id")
-            await bench.tables.sql("DELETE FROM mail_outbox WHERE status = 'queued' RETURNING id")
-            asked.clear()
             for round in (1, 2):
                 await bench.look_after_trouble()
                 assert len(await bench.alert_mails()) == 2

@@ -57,10 +57,13 @@ def test_what_is_gone_is_wrong_no_more_and_what_dies_after_it_is_not_lost() -> N
     none_left = Seen("dead:x", "dead", 0.0)
     over = judge(story.cause, none_left, TERMS, story.now)
     assert (over.event, over.cause.state, over.cause.level) == (None, "quiet", 0)
-    soon = judge(replace(over.cause, pending=1), none_left, TERMS, story.now)
+    one_left = Seen("dead:x", "dead", 1.0)
+    soon = judge(replace(over.cause, pending=1), one_left, TERMS, story.now)
     assert (soon.event, soon.cause.pending) == (None, 1), "it waits for the cool-down"
-    later = judge(soon.cause, none_left, TERMS, story.now + timedelta(seconds=600))
+    later = judge(soon.cause, one_left, TERMS, story.now + timedelta(seconds=600))
     assert later.event == "fired"
+    nobody = judge(soon.cause, none_left, TERMS, story.now + timedelta(seconds=600))
+    assert (nobody.event, nobody.cause.state, nobody.cause.pending) == (None, "quiet", 0)
 
 
 @pytest.mark.parametrize("spared", ["silenced", "room"])

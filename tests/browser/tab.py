@@ -52,6 +52,15 @@ _WIDTHS = """() => {
 }"""
 
 
+#: What can be pressed in a table, and is cut off by the box that the table scrolls in.
+_CUT = """() => {
+  const right = (one) => one.getBoundingClientRect().right;
+  return [...document.querySelectorAll(".table-box :is(button, .button, input, select)")]
+    .filter((one) => one.offsetParent && right(one) > right(one.closest(".table-box")))
+    .map((one) => `cut off: ${one.ariaLabel ?? one.textContent}`);
+}"""
+
+
 class Tab:
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -98,6 +107,11 @@ class Tab:
         """What makes the page scroll sideways."""
         wide, room, widest = await self.page.evaluate(_WIDTHS)
         return [f"{wide} wide: {widest}"] if wide > room else []
+
+    async def cut_off(self) -> list[str]:
+        """What is to be pressed in tables and is out of sight."""
+        found: list[str] = await self.page.evaluate(_CUT)
+        return found
 
     async def told(self) -> str:
         """What the page says of the action before."""

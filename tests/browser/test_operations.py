@@ -150,9 +150,11 @@ async def test_a_lane_and_a_worker_are_paused_and_leases_released(browser: Brows
         await expect(page.get_by_role("button", name="Resume Mails")).to_be_visible()
         assert await pauses(desk) == [("lane", "mail_outbox", "the relay is moved")]
         await choose(tab, "Resume Mails")
+        await page.get_by_label(f"Why {WORKER} is paused").fill("the machine is moved")
         await choose(tab, f"Pause {WORKER}")
+        await confirm(tab)
         await expect(page.get_by_role("button", name=f"Resume {WORKER}")).to_be_visible()
-        assert await pauses(desk) == [("worker", WORKER, None)]
+        assert await pauses(desk) == [("worker", WORKER, "the machine is moved")]
         await choose(tab, f"Resume {WORKER}")
         await expect(page.get_by_role("button", name=f"Pause {WORKER}")).to_be_visible()
         assert await pauses(desk) == []

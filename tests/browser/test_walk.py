@@ -108,7 +108,7 @@ async def forgive_a_refusal(tab: Tab, path: str) -> None:
 
 
 async def wrong_with(tab: Tab) -> list[str]:
-    found = [*tab.trouble, *await tab.overflow()]
+    found = [*tab.trouble, *await tab.overflow(), *await tab.cut_off()]
     tab.trouble.clear()
     if await tab.page.title() == "owned":
         found.append("a script of somebody else has run")

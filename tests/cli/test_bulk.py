@@ -53,6 +53,19 @@ def test_a_dry_run_tells_how_many_and_changes_nothing(bulk: Bulk, sqlite_url: st
     assert states(sqlite_url) == {"failed": 5, "queued": 2}
 
 
+def test_a_line_that_means_nothing_says_so_and_a_mistake_where_it_is(bulk: Bulk) -> None:
+    none = bulk("requeue", "status:waiting", "--yes")
+    assert none.returncode == 0, none.stderr
+    assert none.stdout == (
+        "nothing was done: no message that is meant can be requeued; those that have ended and were not "
+        "delivered can\n"
+    )
+    wrong = bulk("send-now", "sttus:waiting")
+    assert wrong.returncode == 2
+    assert "at character 1: no field `sttus`; did you mean status?" in wrong.stderr
+    assert "write: homing bulk send-now 'status:waiting'" in wrong.stderr
+
+
 def test_all_that_are_meant_are_changed_and_the_run_is_listed(bulk: Bulk, sqlite_url: str) -> None:
     done = bulk("requeue", DEAD, "--yes")
     assert done.returncode == 0, done.stderr

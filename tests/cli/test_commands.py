@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import sqlite3
@@ -175,7 +176,7 @@ def test_a_mistake_gets_a_sentence_and_an_exit_code(
     assert "Traceback" not in result.stderr
 
 
-def test_a_port_in_use_says_so(homing: Homing) -> None:
+def test_a_port_in_use_says_so_and_nothing_is_made(homing: Homing, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -184,6 +185,26 @@ def test_a_port_in_use_says_so(homing: Homing) -> None:
     assert result.returncode == 1
     assert f"port {port} is in use" in result.stderr
     assert "HOMING_PORT" in result.stderr
+    assert list(tmp_path.iterdir()) == [], "neither a database nor a key"
+
+
+def test_a_switch_has_no_value_and_only_settings_are_named_in_help(homing: Homing) -> None:
+    for command in (("bulk", "requeue"), ("workers", "pause"), ("work",)):
+        told = homing(*command, "--help").stdout
+        assert "<bool>" not in told
+        assert "[[" not in told
+        named = set(re.findall(r"HOMING_\w+", told))
+        assert named <= {"HOMING_DATABASE_URL", "HOMING_MAIL_URL", "HOMING_CONFIG"}
+    assert "{NAME}" in homing("users", "add", "--help").stdout
+
+
+def test_a_look_names_the_database_that_was_looked_at(homing: Homing, tmp_path: Path) -> None:
+    homing("migrate")
+    for command in ("status", "find"):
+        told = homing(command)
+        assert f"database sqlite:///{tmp_path}/homing.db" in told.stderr
+        assert "database" not in told.stdout
+        assert "database" not in homing(command, "--json").stderr
 
 
 def test_a_locked_file_says_so(homing: Homing, tmp_path: Path) -> None:

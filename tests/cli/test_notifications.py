@@ -75,6 +75,10 @@ def test_notifications_are_counted_listed_and_shown(desk: Desk) -> None:
     assert (shown["status"], shown["error"]["code"]) == ("skipped", "invalid_recipient")
     assert "bo@example.org" not in json.dumps(shown), "addresses are masked"
     assert "notification_2" in desk("show", "notification_2").stdout
+    (sent,) = desk.json("list", "--lane", "open_events", "--status", "sent")
+    for id, field in (("notification_2", "error"), (sent["id"], "result")):
+        names = [line.split()[0] for line in desk("show", id).stdout.splitlines() if line.strip()]
+        assert [name for name in names if name in {"error", "result"}] == [field]
 
 
 def test_the_questions_of_the_runbook_have_answers(desk: Desk) -> None:

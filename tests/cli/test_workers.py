@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,49 @@ def test_a_pause_is_told_of_wherever_somebody_looks(fleet: str, homing: Homing) 
     actions = [entry["action"] for entry in json.loads(homing("audit", "--json").stdout)]
     assert actions.count("workers.pause") == 3
     assert actions.count("workers.resume") == 3
+    assert "changed nothing" in homing("audit", "--limit", "1").stdout
+
+
+def test_a_message_of_a_paused_lane_says_what_it_waits_for(
+    fleet: str, homing: Homing, environment: dict[str, str]
+) -> None:
+    del fleet
+    path = environment["HOMING_DATABASE_URL"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for state in ("queued", "cancelled"):
+            database.execute("INSERT INTO mail_outbox (to_address, status) VALUES ('a@b.c', ?)", (state,))
+    assert "paused" not in homing("show", "outbox_1").stderr
+    homing("workers", "pause", "--lane", "mail_outbox", "--reason", "the relay moves")
+    assert "paused: lane mail_outbox, by cli:" in homing("show", "outbox_1").stderr
+    assert homing("show", "outbox_1", "--json").stderr == ""
+    assert homing("show", "outbox_2").stderr == "", "it waits for nothing"
+
+
+def test_the_audit_log_is_asked_by_what_was_done_to_what_and_how_it_ended(fleet: str, homing: Homing) -> None:
+    for lane in ("mail_outbox", "dispatch_jobs"):
+        homing("workers", "pause", "--lane", lane)
+    homing("workers", "resume", "--lane", "mail_outbox")
+    homing("alerts", "silence", "nonsense", "--for", "2h")
+
+    def found(*flags: str) -> list[tuple[str, str]]:
+        entries = json.loads(homing("audit", *flags, "--json").stdout)
+        return [(entry["action"], entry["object"]) for entry in entries]
+
+    mails, jobs = "lane mail_outbox", "lane dispatch_jobs"
+    assert found("--action", "workers.pause") == [("workers.pause", jobs), ("workers.pause", mails)]
+    assert found("--action", "workers.*", "--limit", "1") == [("workers.resume", mails)]
+    assert found("--object", jobs) == [("workers.pause", jobs)]
+    assert found("--outcome", "failed") == [("alerts.silence", "nonsense")]
+    assert found("--outcome", "refused") == []
+    assert homing("audit", "--outcome", "lost").returncode == 2
+    del fleet
+
+
+def test_a_test_of_alerts_names_whose_settings_it_goes_by(fleet: str, homing: Homing) -> None:
+    del fleet
+    told = homing("alerts", "test")
+    assert told.returncode == 2
+    assert "alerts go nowhere by the settings of this shell" in told.stderr
 
 
 def test_a_wrong_call_says_what_to_write(fleet: str, homing: Homing) -> None:
@@ -79,12 +124,18 @@ def test_a_wrong_call_says_what_to_write(fleet: str, homing: Homing) -> None:
         (("pause",), "name a worker, or a lane with --lane"),
         (("pause", fleet, "--lane", "mail_outbox"), "name a worker, or a lane with --lane"),
         (("pause", "--lane", "mails"), "there is no lane 'mails'; there are mail_outbox"),
-        (("release", fleet), "finishes what it holds by itself"),
+        (("resume", "--lane", "mails"), "there is no lane 'mails'; there are mail_outbox"),
+        (("release", fleet), "finishes what it holds by itself; pause or stop it instead"),
     ):
         answer = homing("workers", *wrong)
         assert answer.returncode == 2, answer
         assert told in answer.stderr
-    assert homing("workers", "release", "bo:2").returncode == 1
+    for verb in ("release", "resume"):
+        answer = homing("workers", verb, "bo:2")
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "there is no worker bo:2" in answer.stderr
+    actions = [entry["action"] for entry in json.loads(homing("audit", "--json").stdout)]
+    assert "workers.resume" not in actions, "nobody was resumed"
 
 
 def test_a_flag_before_the_command_is_not_lost(fleet: str, homing: Homing, tmp_path: Path) -> None:

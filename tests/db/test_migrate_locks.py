@@ -1,4 +1,4 @@
-"""Migrations and the tables of programs at work: whoever holds one is waited for, and nobody else waits with us."""
+"""Migrations and the tables of programs at work: who holds one is waited for, and nobody waits with us."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from homing.db import PostgresDatabase
 from homing.db.migrate import Migration, migrate, run_again
 from homing.db.patience import Patience
+from homing.db.postgres import PostgresDatabase
 from homing.errors import DatabaseError
 
 GOODS = Migration("shop", 1, "goods", "CREATE TABLE goods (id integer PRIMARY KEY);")
 PRICES = Migration("shop", 2, "prices", "ALTER TABLE goods ADD COLUMN price integer;")
 #: One that wants to wait for longer, as one of ours does.
 COLOURS = Migration(
-    "shop", 2, "colours", "SET LOCAL lock_timeout = '50s';\nALTER TABLE goods ADD COLUMN IF NOT EXISTS colour text;"
+    "shop",
+    2,
+    "colours",
+    "SET LOCAL lock_timeout = '50s';\nALTER TABLE goods ADD COLUMN IF NOT EXISTS colour text;",
 )
 
 
@@ -54,7 +57,10 @@ async def until_somebody_waits(connection: asyncpg.Connection[asyncpg.Record]) -
 
 @pytest.mark.parametrize("migration", [PRICES, COLOURS], ids=str)
 async def test_no_program_waits_for_long_behind_a_migration_that_waits(
-    database: PostgresDatabase, reader: asyncpg.Connection[asyncpg.Record], postgres_url: str, migration: Migration
+    database: PostgresDatabase,
+    reader: asyncpg.Connection[asyncpg.Record],
+    postgres_url: str,
+    migration: Migration,
 ) -> None:
     told: list[str] = []
     migrating = asyncio.create_task(migrate(database, [GOODS, migration], Patience(tell=told.append)))
@@ -79,7 +85,9 @@ async def test_who_never_gets_the_tables_gives_up_and_says_what_to_do(
     database: PostgresDatabase, reader: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     told: list[str] = []
-    with pytest.raises(DatabaseError, match=r"shop 0002 prices .*2 tries.* pg_stat_activity .*homing migrate"):
+    with pytest.raises(
+        DatabaseError, match=r"shop 0002 prices .*2 tries.* pg_stat_activity .*homing migrate"
+    ):
         await migrate(database, [GOODS, PRICES], Patience(tries=2, tell=told.append))
     assert len(told) == 1
     await reader.execute("COMMIT")

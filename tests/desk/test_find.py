@@ -154,6 +154,11 @@ async def test_a_cursor_is_of_its_query_and_nothing_else_is_one(lanes: Bench) ->
             await lanes.find(line, cursor=cursor)
 
 
+async def test_that_none_were_looked_through_is_not_told(lanes: Bench) -> None:
+    found = await lanes.find("lane:dispatch_jobs status:running error:http_503")
+    assert (list(found.rows), found.looked_at) == ([], None)
+
+
 async def test_what_no_index_serves_is_looked_for_in_a_window(
     lanes: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

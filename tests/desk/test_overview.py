@@ -192,10 +192,12 @@ def test_many_of_a_kind_are_one_line() -> None:
     hands = [Hand(f"host:{number}", True, ("mail_outbox",)) for number in range(2)]
     breakers, lost = attention(Signs(NOW, targets=targets, hands=hands))
     assert breakers.title == "6 targets keep failing"
-    assert breakers.detail == "https://a:443, https://b:443, https://c:443, https://d:443 and 2 more"
+    assert breakers.detail == (
+        "https://a:443, https://b:443, https://c:443, https://d:443 and 2 more; their webhooks wait"
+    )
     assert (lost.title, lost.detail) == ("2 workers are silent", "host:0, host:1")
     (alone,) = attention(Signs(NOW, targets=targets[:1]))
-    assert (alone.title, alone.detail) == ("https://a:443 keeps failing", "HTTP 503")
+    assert (alone.title, alone.detail) == ("https://a:443 keeps failing", "HTTP 503; its webhooks wait")
 
 
 # ── with real lanes ──────────────────────────────────────────────────────────────────────────────

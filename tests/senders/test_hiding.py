@@ -69,12 +69,18 @@ TOKEN = "9fK2xQ81Zr0pLmAbCdEf"
         '<a href="https&colon;&sol;&sol;shop.example.org/reset/CANARY">',
         "&lt;https://shop.example.org/reset/CANARY&gt;",
         "<a href=https://shop.example.org/reset/CANARY>",
+        "<a href=https://shop.example.org/reset?x=CANARY>",
         # Links without their beginning, with another, and inside of others.
         '<a href="//shop.example.org/reset/CANARY">',
         '<a href="/reset/CANARY">',
         "shop.example.org/reset/CANARY",
         "myshop://reset/CANARY",
         "https://ann:CANARY@shop.example.org/",
+        "https://ann:a&CANARY@b@shop.example.org/",
+        "<a href=https://ann:CANARY@shop.example.org/>",
+        "https://click.example.net/?to=https%3A%2F%2Fann:CANARY@shop.example.org%2F",
+        '<a href="mailto:leave+9fK2xQ81Zr0pLmCANARY@shop.example.org">',
+        '<a href="mailto:leave+9fK2xQ81Zr0pLmCANARY@shop.example.org?subject=Bye">',
         "https://click.example.net/?to=https%3A%2F%2Fshop.example.org%2Freset%2FCANARY",
         "https://click.example.net/?to=https%253A%252F%252Fshop.example.org%252F%253Ftoken%253DCANARY",
         "https://click.example.net/https%3A%2F%2Fshop.example.org%2Freset%2FCANARY",
@@ -83,6 +89,7 @@ TOKEN = "9fK2xQ81Zr0pLmAbCdEf"
         r'{"url": "https://shop.example.org/?a=1\u0026token=CANARY"}',
         # Behind what leads to one, in whatever form.
         "https://shop.example.org/reset/ann/CANARY",
+        "https://shop.example.org/authorize/CANARY",
         "https://shop.example.org/reset?CANARY",
         "https://shop.example.org/reset?x=CANARY",
         "https://shop.example.org/#/reset/CANARY",
@@ -90,6 +97,7 @@ TOKEN = "9fK2xQ81Zr0pLmAbCdEf"
         "https://shop.example.org/a;jsessionid=CANARY",
         "https://shop.example.org/a?token=ab/CANARY==",
         "token=CANARY",
+        "token=ab//CANARY",
     ],
 )
 def test_whatever_tells_of_a_secret_in_a_link_hides_it(text: str) -> None:
@@ -98,9 +106,10 @@ def test_whatever_tells_of_a_secret_in_a_link_hides_it(text: str) -> None:
     assert "CANARY" not in hide_in_json(text)
 
 
-@pytest.mark.parametrize(
-    "token", ["99182736455463728190", "abcdefghijklmnopqrst", "aB3dE9f", "9fK2-xQ81_Zr0p"]
-)
+LOOKS = ("99182736455463728190", "abcdefghijklmnopqrst", "aB3dE9f", "9fK2-xQ81_Zr0p")
+
+
+@pytest.mark.parametrize("token", LOOKS)
 @pytest.mark.parametrize("place", ["/a/{}", "/a?x={}", "/a?{}", "/#{}", "/a?x=1&amp;y={}", "/a?x=%7B{}%7D"])
 def test_so_do_its_looks(token: str, place: str) -> None:
     assert token not in hide_tokens(f"https://shop.example.org{place.format(token)}")
@@ -109,9 +118,11 @@ def test_so_do_its_looks(token: str, place: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "https://x.example/authors/jane?author=jane",
         "https://x.example/blog/summer-sale-2026?utm_source=news&amp;page=2#top",
         "Either/or, 24/7, on 16/11/2026: 1+1=2, see https://x.example/a?order=1234567890&date=2026-11-16.",
-        '<td style="color:#1b2c3d;width:50%" class="a1b2c3d4e5f6"><br/></td><img src="cid:9f8e7d6c5b4a@x.example">',
+        '<td style="color:#1b2c3d;width:50%" class="a1b2c3d4e5f6"><br/></td>',
+        '<img src="cid:9f8e7d6c5b4a@x.example">',
         '<img src="data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAUA//8FAAAA9fK2xQ81Zr0pLm==">',
         "Write to ann@x.example (or call +49 30 1234567), &copy; 2026, R&D &amp; more",
         r"C:\files\2026 and \u00e9 and a=b",
@@ -174,19 +185,19 @@ def test_whatever_is_written_is_answered_and_what_was_hidden_stays_so(text: str)
 
 
 _HOSTILE = (
-    "a", "=", "/", "&", "%", "%25", "-", "a=", "a.", "?t=1&", "&#61;", "&amp;", "https://x/", "reset", "reset/",
-    "aB", "a1", r"\/", "token=", "%74", "https://x/a?b=c ", "x=1 ",
+    "a", "=", "/", "&", "%", "%25", "-", "a=", "a.", "?t=1&", "&#61;", "&amp;", "https://x/", "reset",
+    "reset/", "aB", "a1", r"\/", "token=", "%74", "https://x/a?b=c ", "x=1 ",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", _HOSTILE)
-def test_a_long_text_takes_no_more_than_twice_as_long_as_its_half(piece: str) -> None:
-    """In the time of this process: what is linear doubles, what is not has four times as much to do."""
-    half = piece * (100_000 // len(piece))
+def test_a_text_of_four_times_the_length_takes_about_four_times_as_long(piece: str) -> None:
+    """In the time of this process. What is not linear would take sixteen times as long."""
+    text = piece * (50_000 // len(piece))
 
     def took(text: str) -> float:
         begun = time.process_time()
         hide_tokens(text)
         return time.process_time() - begun
 
-    assert took(half * 4) < 10 * max(took(half), 0.01)
+    assert took(text * 4) < 10 * max(took(text), 0.01)

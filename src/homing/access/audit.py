@@ -14,7 +14,7 @@ from msgspec import Struct
 from homing.db import Database, Query, Row, iso, load_queries
 from homing.engine.coalesce import Batched
 from homing.engine.model import Monotonic
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, InvalidRequest
 from homing.telemetry import Telemetry
 
 Outcome = Literal["done", "refused", "failed"]
@@ -27,6 +27,9 @@ _LAST = 2**63 - 1
 #: Rows that one search looks through where no index knows what is asked for.
 _WINDOW = 10_000
 _MOST_ACTIONS = 200
+#: What stands before a name in `who`.
+_KINDS = ("user", "cli", "key")
+_MOST_NAMED = 5
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.json.Encoder().encode
@@ -158,6 +161,17 @@ class AuditLog:
         if found[0]["looked_at"] < _WINDOW:
             return AuditFound(rows, None)
         return AuditFound(rows, found[0]["looked_until"], _WINDOW)
+
+    async def whole_name(self, name: str) -> str:
+        """Of somebody who is called so, whatever they are; raises `InvalidRequest` where several are."""
+        if name.partition(":")[0] in _KINDS:
+            return name
+        given = {"names": _encode([name, *(f"{kind}:{name}" for kind in _KINDS)]).decode(), "name": name}
+        rows = await self._database.fetch(self._queries["audit_named"], {**given, "most": _MOST_NAMED})
+        found = [row["who"] for row in rows]
+        if len(found) > 1:
+            raise InvalidRequest(f"{name} may be {', '.join(found)}; write which", "who")
+        return found[0] if found else name
 
     async def actions(self) -> list[str]:
         """What there are entries of."""

@@ -116,12 +116,12 @@ class ApiKeys:
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────
 
-    async def create(self, order: KeyOrder, *, by: str) -> IssuedKey:
+    async def create(self, order: KeyOrder, *, by: str, address: str | None = None) -> IssuedKey:
         scopes = chosen_scopes(order.scopes)
         _check(order, scopes)
         made = make_key()
         detail = {"name": order.name, "scopes": scopes}
-        entry = Entry(by, "keys.create", made.id, detail=detail)
+        entry = Entry(by, "keys.create", made.id, address, detail)
         rows, _ = await self._run_audited(
             "create_key",
             entry,
@@ -139,14 +139,14 @@ class ApiKeys:
         """Newest first, those that are revoked included."""
         return await self._run("list_keys")
 
-    async def revoke(self, id: str, *, by: str) -> Row:
+    async def revoke(self, id: str, *, by: str, address: str | None = None) -> Row:
         """Every process refuses it within seconds."""
         known = await self._run("load_keys", ids=_encode([id]).decode()) if is_id(id) else ()
         if not known:
             raise NotFound(f"there is no key {id}; `homing keys list` shows those there are")
         if known[0]["state"] == "revoked":
             raise NotAllowed(f"the key {id} is revoked already")
-        entry = Entry(by, "keys.revoke", id, detail={"name": known[0]["name"]})
+        entry = Entry(by, "keys.revoke", id, address, {"name": known[0]["name"]})
         rows, _ = await self._run_audited("revoke_key", entry, id=id, revoked_by=by)
         self._known.forget(id)
         return rows[0] if rows else known[0]

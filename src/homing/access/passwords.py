@@ -37,11 +37,7 @@ class Passwords:
 
     async def hash(self, password: str) -> str:
         """Raises `InvalidRequest` for one that is too short."""
-        if not SHORTEST <= len(password) <= LONGEST:
-            raise InvalidRequest(
-                f"a password has {SHORTEST} to {LONGEST} characters; a few words are easy to remember",
-                "password",
-            )
+        require_length(password)
         salt = os.urandom(_SALT_BYTES)
         return _text(self._cost, salt, await self._derive(self._cost, salt, password))
 
@@ -58,6 +54,14 @@ class Passwords:
         typed = unicodedata.normalize("NFKC", password).encode("utf-8", "surrogatepass")
         async with self._room:
             return await asyncio.to_thread(_scrypt, cost, salt, typed)
+
+
+def require_length(password: str) -> None:
+    if not SHORTEST <= len(password) <= LONGEST:
+        raise InvalidRequest(
+            f"a password has {SHORTEST} to {LONGEST} characters; a few words are easy to remember",
+            "password",
+        )
 
 
 def _scrypt(cost: Cost, salt: bytes, password: bytes) -> bytes:

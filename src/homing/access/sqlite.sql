@@ -211,6 +211,15 @@ WITH looked AS MATERIALIZED (
     WHERE outcome <> 'done' AND id < :before AND {since} ORDER BY id DESC LIMIT :window)
 {found}
 
+-- name: audit_named
+-- Of all whom a bare name may mean those who have entries: by what they are, or a key by the name that it has.
+SELECT named.who
+FROM (SELECT value AS who FROM json_each(:names)
+      UNION
+      SELECT 'key:' || id FROM homing_api_key WHERE name = :name) AS named
+WHERE EXISTS (SELECT 1 FROM homing_audit AS a WHERE a.who = named.who)
+ORDER BY named.who LIMIT :most
+
 -- name: audit_actions
 -- One jump in the index for each.
 WITH RECURSIVE step(action) AS (

@@ -20,7 +20,7 @@ class Users:
         self._database, self._audit, self._passwords = database, audit, passwords
         self._queries = load_queries(__package__ or "", database.dialect)
 
-    async def add(self, name: str, password: str, role: Role, *, by: str) -> Row:
+    async def add(self, name: str, password: str, role: Role, *, by: str, address: str | None = None) -> Row:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
                 "a user's name is made of small letters, digits and . _ @ -, and begins with a letter "
@@ -32,7 +32,7 @@ class Users:
         if await self.find(name) is not None:
             raise NotAllowed(f"there is a user {name} already; `homing users passwd {name}` changes it")
         hashed = await self._passwords.hash(password)
-        entry = Entry(by, "users.add", name, detail={"role": role})
+        entry = Entry(by, "users.add", name, address, {"role": role})
         (rows, _) = await self._run_audited(
             ["add_user"], entry, name=name, password=hashed, role=role, created_by=by
         )
@@ -55,29 +55,29 @@ class Users:
     async def list(self) -> Sequence[Row]:
         return await self._database.fetch(self._queries["list_users"], {})
 
-    async def set_password(self, name: str, password: str, *, by: str) -> None:
+    async def set_password(self, name: str, password: str, *, by: str, address: str | None = None) -> None:
         await self._existing(name)
         hashed = await self._passwords.hash(password)
-        entry = Entry(by, "users.passwd", name)
+        entry = Entry(by, "users.passwd", name, address)
         await self._run_audited(["set_password", "close_sessions_of"], entry, name=name, password=hashed)
 
-    async def set_role(self, name: str, role: Role, *, by: str) -> None:
+    async def set_role(self, name: str, role: Role, *, by: str, address: str | None = None) -> None:
         before = await self._existing(name)
-        entry = Entry(by, "users.role", name, detail={"role": role, "before": before["role"]})
+        entry = Entry(by, "users.role", name, address, {"role": role, "before": before["role"]})
         await self._run_audited(["set_role", "close_sessions_of"], entry, name=name, role=role)
 
-    async def end_sessions(self, name: str, *, by: str) -> int:
+    async def end_sessions(self, name: str, *, by: str, address: str | None = None) -> int:
         """How many there were; every process refuses them within seconds."""
         await self._existing(name)
         closed, _ = await self._run_audited(
-            ["close_sessions_of"], Entry(by, "users.end_sessions", name), name=name
+            ["close_sessions_of"], Entry(by, "users.end_sessions", name, address), name=name
         )
         return len(closed)
 
-    async def remove(self, name: str, *, by: str) -> None:
+    async def remove(self, name: str, *, by: str, address: str | None = None) -> None:
         await self._existing(name)
         await self._run_audited(
-            ["remove_user", "close_sessions_of"], Entry(by, "users.remove", name), name=name
+            ["remove_user", "close_sessions_of"], Entry(by, "users.remove", name, address), name=name
         )
 
     async def _existing(self, name: str) -> Row:

@@ -29,7 +29,7 @@ class AlertItem(Struct, frozen=True, rename="camel"):
     #: A path of the dashboard.
     link: str
     at: str | None
-    #: By which ways it went: mail, webhook.
+    #: By which ways it went, or is to go: mail, webhook.
     ways: list[str]
     silenced_until: str | None
 

@@ -8,18 +8,18 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct
 
+from homing.alerts.causes import kind_of, lane_of, require_possible
 from homing.alerts.post import Post, Ways
 from homing.alerts.rules import Event, Kind, State
-from homing.alerts.store import AlertStore, cause_of, told_of
+from homing.alerts.store import AlertStore, cause_of, told_of, went_of
 from homing.alerts.words import words_of
 from homing.db import Row, instant
 from homing.errors import DatabaseError, InvalidRequest
-from homing.senders.addresses import CONTROL
 
-_KINDS: tuple[Kind, ...] = ("dead", "target", "backlog", "idle", "worker")
 _LONGEST_SILENCE = 365 * 86400.0
-_LONGEST_CAUSE = 1000
 _MOST_FIRING = 200
+_WAITS = "waits, its database does not answer; it goes when that is back"
+_BARRED = "cannot go by it; the log says why"
 
 
 class AlertView(Struct, frozen=True, rename="camel"):
@@ -33,10 +33,21 @@ class AlertView(Struct, frozen=True, rename="camel"):
     #: A path of the desk.
     link: str
     at: datetime
+    #: By which it went, or is to go.
     ways: tuple[str, ...]
     silenced_until: datetime | None = None
     mail_id: int | None = None
     job_id: int | None = None
+    #: Ways whose database did not answer when it was to go.
+    waits: tuple[str, ...] = ()
+
+    @property
+    def lane(self) -> str | None:
+        return lane_of(self.cause)
+
+    @property
+    def went(self) -> tuple[str, ...]:
+        return tuple(way for way in self.ways if way not in self.waits)
 
 
 class CauseView(Struct, frozen=True, rename="camel"):
@@ -50,6 +61,10 @@ class CauseView(Struct, frozen=True, rename="camel"):
     since: datetime
     silenced_until: datetime | None = None
     silenced_by: str | None = None
+
+    @property
+    def lane(self) -> str | None:
+        return lane_of(self.cause)
 
 
 class Alerts:
@@ -85,14 +100,17 @@ class Alerts:
 
     async def silence(self, cause: str, seconds: float, *, by: str) -> CauseView:
         """Nobody is told of it for so long; what happens meanwhile is told of afterwards. 0 ends it."""
-        kind = _kind_of(cause)
+        kind = kind_of(cause)
         if not 0 <= seconds <= _LONGEST_SILENCE:
             raise InvalidRequest("seconds: a silence lasts from 0, which ends it, to a year", "seconds")
+        if seconds:
+            # One that was begun can be ended, whatever it is called.
+            require_possible(cause)
         rows = await self._store.run("silence", cause=cause, kind=kind, seconds=float(seconds), by=by)
         return _cause(rows[0])
 
     async def test(self) -> AlertView:
-        """An alert by every way there is, at once."""
+        """An alert by every way there is, at once; `troubles_of` it are those by which it did not go."""
         if not self.ways.all:
             raise InvalidRequest(
                 "alerts go nowhere but to the page: set HOMING_ALERT_MAIL_TO or HOMING_ALERT_WEBHOOK_URL"
@@ -102,34 +120,31 @@ class Alerts:
         id = await self._store.tell_test(self.ways.all)
         await self._post.hand_over()
         found = await self.get(id)
-        if found is None or (found.mail_id is None and found.job_id is None):
-            raise DatabaseError("the test could not be handed over to its lanes; the log says why")
+        if found is None:
+            raise DatabaseError("the test was pruned before it could be looked at")
         return found
 
-
-def _kind_of(cause: str) -> Kind:
-    name = cause.partition(":")[0]
-    if name not in _KINDS or len(cause) > _LONGEST_CAUSE or CONTROL.search(cause):
-        raise InvalidRequest(
-            "cause: write it as `homing alerts list` shows it, such as dead:mail_outbox:invalid_recipient",
-            "cause",
-        )
-    return name
+    def troubles_of(self, test: AlertView) -> list[str]:
+        """The ways that are set and by which a test did not go, and why."""
+        missed = [way for way in self.ways.all if way not in test.went]
+        return [f"{way}: {_WAITS if way in test.waits else _BARRED}" for way in missed]
 
 
 def _alert(row: Row) -> AlertView:
     told = told_of(row)
     words = words_of(told.kind, told.event, told.facts)
+    ways, went = tuple(msgspec.json.decode(row["ways"])), went_of(row)
     return AlertView(
-        told.id, told.cause, told.kind, told.event, words.title, words.link, told.at,
-        tuple(msgspec.json.decode(row["ways"])), instant(row["silenced_until"]), row["mail_id"],
-        row["job_id"],
+        told.id, told.cause, told.kind, told.event, words.title, words.link, told.at, ways,
+        instant(row["silenced_until"]), row["mail_id"], row["job_id"],
+        tuple(way for way in ways if way not in went),
     )  # fmt: skip
 
 
 def _cause(row: Row) -> CauseView:
     cause = cause_of(row)
-    count = cause.pending or cause.facts.get("count", 0)
+    # How many are dead is of now; where that is not known, how many nobody or somebody was told of.
+    count = cause.facts.get("dead") or cause.pending or cause.facts.get("count", 0)
     words = words_of(cause.kind, "again" if cause.level else "fired", {**cause.facts, "count": count})
     silenced = instant(row["silenced_until"]) if cause.silenced else None
     return CauseView(

@@ -9,16 +9,19 @@ import msgspec
 
 from homing.alerts.rules import LEVELS, Cause, Seen, Terms, enough
 from homing.db import Database, iso, load_queries
+from homing.messages.model import HowMany
 from homing.senders.addresses import CONTROL
 from homing.workers.fleet import Fleet
 
 #: For how many seconds the oldest message of a lane has been due.
 OldestDue = Callable[[], Awaitable[float]]
+#: How many messages of a lane are dead of an error; None where that is not known.
+Left = Callable[[str, str], Awaitable[HowMany | None]]
 
 #: A claim looks at as many targets at most.
 _MOST_HEADS = 100_000
 _MOST_TARGETS = 200
-#: Of so many causes of death it is asked in a round; the others end with their cool-down.
+#: Of so many causes of death it is asked in a round, of those first that would be told of.
 _MOST_LOOKED_FOR = 20
 _LONGEST_ERROR = 200
 #: Seconds: a lane may be looked after by a command that is run every few minutes, and by no worker.
@@ -108,20 +111,27 @@ class IdleEye:
 
 
 class DeadEye:
-    """Whether what people were told of as given up is still there, or was requeued, cancelled or pruned."""
+    """How much of what was given up is still there, and was not requeued, cancelled or pruned."""
 
     covers = "dead:"
 
-    def __init__(self, are_left: Callable[[str, str], Awaitable[bool]]) -> None:
-        self._are_left = are_left
+    def __init__(self, left: Left) -> None:
+        self._left = left
 
     async def look(self, open_causes: Sequence[Cause]) -> Sequence[Seen]:
-        told = [cause for cause in open_causes if cause.state == "firing" and not cause.pending]
-        return [
-            Seen(cause.cause, "dead", 0.0, cause.facts)
-            for cause in told[:_MOST_LOOKED_FOR]
-            if not await self._are_left(str(cause.facts.get("lane")), str(cause.facts.get("error")))
-        ]
+        first = sorted(open_causes, key=lambda cause: not cause.pending)[:_MOST_LOOKED_FOR]
+        asked = [(cause, await self._left(*map(str, _lane_and_error(cause)))) for cause in first]
+        return [_seen_dead(cause, left) for cause, left in asked if left is not None]
+
+
+def _lane_and_error(cause: Cause) -> tuple[Any, Any]:
+    return cause.facts.get("lane"), cause.facts.get("error")
+
+
+def _seen_dead(cause: Cause, left: HowMany) -> Seen:
+    known = {name: value for name, value in cause.facts.items() if name != "deadOrMore"}
+    more = {"deadOrMore": True} if left.is_lower_bound else {}
+    return Seen(cause.cause, "dead", left.number, {**known, "dead": left.number, **more})
 
 
 class WorkerEye:

@@ -6,7 +6,7 @@ An alert by a way that does not work waits there like any other message, and is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -120,13 +120,22 @@ class Post:
     async def hand_over(self) -> None:
         """Everything that was told and is not yet on its way."""
         self._away.clear()
-        async for one in self._store.waiting(self._away):
-            try:
-                await self._hand_over(one)
-            except DatabaseError:
-                raise
-            except Exception as bug:  # noqa: BLE001 - one that cannot be written must not hold up the others
-                self._telemetry.crashed("alert.crashed", bug)
+        after = 0
+        while page := await self._waiting(after):
+            for one in page:
+                await self._guarded(one)
+            after = page[-1].alert.id
+
+    async def _waiting(self, after: int) -> Sequence[Waiting]:
+        return await self._store.waiting(after, self._away, set(self.ways.all) - self._away)
+
+    async def _guarded(self, one: Waiting) -> None:
+        try:
+            await self._hand_over(one)
+        except DatabaseError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - one that cannot be written must not hold up the others
+            self._telemetry.crashed("alert.crashed", bug)
 
     async def _hand_over(self, one: Waiting) -> None:
         placed = await self._place(one, one.left)
@@ -137,10 +146,14 @@ class Post:
         if not went and any(isinstance(became, Taken) for became in placed.values()):
             await self._store.renew_token(one.alert.id)
             return
-        await self._note(one.alert, went, [way for way, became in placed.items() if isinstance(became, Away)])
+        await self._note(one, went, {way for way, became in placed.items() if isinstance(became, Away)})
 
-    async def _note(self, alert: Told, went: Mapping[Way, int], later: Sequence[Way]) -> None:
-        if await self._store.note_ways(alert.id, [*went, *later], went):
+    async def _note(self, one: Waiting, went: Mapping[Way, int], later: Collection[Way]) -> None:
+        alert, ways = one.alert, {*went, *later}
+        if later and (went, ways) == (one.went, set(one.ways)):
+            # It waits as before.
+            return
+        if await self._store.note_ways(alert.id, ways, went):
             self._telemetry.log.warning(
                 "alert.raised",
                 id=alert.id, cause=alert.cause, kind=alert.kind, raised=alert.event, ways=list(went),

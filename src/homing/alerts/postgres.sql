@@ -89,12 +89,13 @@ SET silenced_until = excluded.silenced_until, silenced_by = excluded.silenced_by
 RETURNING {cause}
 
 -- name: waiting
--- Not those that only wait for ways that are away.
+-- Not those that only wait for ways that are away, unless one that works was not thought of.
 SELECT {alert}, a.token
 FROM homing_alert AS a, LATERAL (
     SELECT a.ways - ARRAY[CASE WHEN a.mail_id IS NOT NULL THEN 'mail' END, CASE WHEN a.job_id IS NOT NULL THEN 'webhook' END] AS left_over
 ) AS w
-WHERE NOT a.handed_over AND a.id > :after AND (w.left_over = '[]' OR NOT w.left_over <@ :away::jsonb)
+WHERE NOT a.handed_over AND a.id > :after
+  AND (w.left_over = '[]' OR NOT w.left_over <@ :away::jsonb OR NOT a.ways @> :working::jsonb)
 ORDER BY a.id LIMIT :limit
 
 -- name: renew_token

@@ -52,7 +52,7 @@ class Cause(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """What was seen of a cause. `value` is what its rule counts: failures, or seconds."""
+    """What was seen of a cause. `value` is what its rule counts: failures, seconds, or dead messages."""
 
     cause: str
     kind: Kind
@@ -89,8 +89,10 @@ def _judge(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Ver
 
 def _of_deaths(before: Cause, seen: Seen | None, terms: Terms, now: datetime) -> Verdict:
     """The first is told at once; those that follow together, once per cool-down. Over when none is left."""
-    if seen is not None and not seen.value and not before.pending:
-        return Verdict(replace(before, state="quiet", level=0))
+    if seen is not None and not seen.value:
+        # Also of those that nobody was told of: there is nothing to be done about them any more.
+        return Verdict(replace(before, state="quiet", level=0, pending=0))
+    before = replace(before, facts=seen.facts) if seen is not None else before
     if not _may_tell(before, 1, terms, now):
         return Verdict(before)
     if not before.pending:

@@ -95,7 +95,8 @@ SELECT 1 FROM json_each(a.ways) AS w WHERE CASE w.value WHEN 'mail' THEN a.mail_
 -- name: waiting
 SELECT {alert}, a.token FROM homing_alert AS a
 WHERE NOT a.handed_over AND a.id > :after
-  AND (NOT EXISTS ({left_over}) OR EXISTS ({left_over} AND w.value NOT IN (SELECT value FROM json_each(:away))))
+  AND (NOT EXISTS ({left_over}) OR EXISTS ({left_over} AND w.value NOT IN (SELECT value FROM json_each(:away)))
+       OR EXISTS (SELECT 1 FROM json_each(:working) AS w WHERE w.value NOT IN (SELECT value FROM json_each(a.ways))))
 ORDER BY a.id LIMIT :limit
 
 -- name: renew_token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -140,22 +140,21 @@ class AlertStore:
 
     # ── what people are told ─────────────────────────────────────────────────────────────────────
 
-    async def waiting(self, away: Collection[Way]) -> AsyncIterator[Waiting]:
-        """Oldest first; not those that wait for nothing but ways that are away, also if they are so by now."""
-        after = 0
-        while rows := await self.run("waiting", after=after, away=_listed(away), limit=_MOST_AT_ONCE):
-            for row in rows:
-                yield Waiting(told_of(row), _ways(row["ways"]), went_of(row), row["token"])
-            after = rows[-1]["id"]
+    async def waiting(self, after: int, away: Collection[Way], working: Collection[Way]) -> list[Waiting]:
+        """The next after an id, without those that wait for nothing but ways that are away."""
+        given = {"away": _listed(away), "working": _listed(working)}
+        rows = await self.run("waiting", after=after, limit=_MOST_AT_ONCE, **given)
+        return [Waiting(told_of(row), _ways(row["ways"]), went_of(row), row["token"]) for row in rows]
 
     async def renew_token(self, id: int) -> None:
         """Its key was somebody else's: the next round comes with another one."""
         await self.run("renew_token", id=id, token=secrets.token_hex(16))
 
-    async def note_ways(self, id: int, ways: Sequence[Way], went: Mapping[Way, int]) -> bool:
+    async def note_ways(self, id: int, ways: Collection[Way], went: Mapping[Way, int]) -> bool:
         """By which ways it went; whether that were all, and nobody had noted it before."""
-        given = {"mail_id": went.get("mail"), "job_id": went.get("webhook"), "handed_over": set(ways) <= set(went)}
-        rows = await self.run("note_ways", id=id, ways=_listed(ways), **given)
+        given = {"mail_id": went.get("mail"), "job_id": went.get("webhook")}
+        is_all = set(ways) <= set(went)
+        rows = await self.run("note_ways", id=id, ways=_listed(ways), handed_over=is_all, **given)
         return bool(rows and rows[0]["handed_over"])
 
     def _moment(self, moment: datetime) -> datetime | str | None:

@@ -90,7 +90,11 @@ class Watch:
     async def _judge(self) -> None:
         open_causes = await self.store.causes()
         looked, seen = await self._look(list(open_causes.values()))
-        causes = await self.store.causes([name for name in seen if name not in open_causes])
+        # As they stood before the look: whoever died since then was not looked for, and has a round to come.
+        causes = {
+            **await self.store.causes([name for name in seen if name not in open_causes]),
+            **open_causes,
+        }
         moment = await self.store.moment()
         for name, one in seen.items():
             causes.setdefault(name, Cause(name, one.kind, moment.now))

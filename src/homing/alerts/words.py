@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from msgspec import Struct
 
 from homing.alerts.rules import Event, Kind
+from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.senders.addresses import CONTROL
 
 #: One of a lane's messages, and several.
@@ -20,6 +21,8 @@ _NOUNS: Final[Mapping[str, tuple[str, str]]] = {
     "open_events": ("notification", "notifications"),
 }
 _LONGEST = 200
+#: No id has so many.
+_DIGITS = 20
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -98,10 +101,11 @@ def _facts(kind: Kind, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if kind == "dead":
         yield "Error", str(facts.get("error") or "")
         yield "Given up", f"{facts.get('count', 0):,} since the last alert"
+        yield "Dead now", _dead_now(facts)
         yield "One of them", str(facts.get("example", ""))
     elif kind == "target":
         yield "Target", str(facts.get("target", "")).partition("#")[0]
-        yield "Failures in a row", f"{facts.get('failures', 0):,}; {facts.get('threshold', 0):,} are too many"
+        yield "Failures in a row", f"{facts.get('failures', 0):,}; {_too_many(facts)}"
         yield "Last error", str(facts.get("error") or "")
         yield "Paused by hand", "yes" if facts.get("paused") else ""
     elif kind in {"backlog", "idle"}:
@@ -110,6 +114,17 @@ def _facts(kind: Kind, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         yield "Worker", str(facts.get("worker", ""))
         yield "Last seen", str(facts.get("seenAt", ""))
+
+
+def _too_many(facts: Mapping[str, Any]) -> str:
+    threshold = facts.get("threshold", 0)
+    return "one is too many" if threshold == 1 else f"{threshold:,} are too many"
+
+
+def _dead_now(facts: Mapping[str, Any]) -> str:
+    """Empty where it is not known."""
+    more = "or more" if facts.get("deadOrMore") else ""
+    return f"{facts['dead']:,} {more}".rstrip() if facts.get("dead") else ""
 
 
 def _facts_of_end(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -135,12 +150,23 @@ def _link(kind: Kind, facts: Mapping[str, Any]) -> str:
     lane = str(facts.get("lane", ""))
     return {
         "dead": "/dead",
-        "target": "/targets",
+        "target": _link_of_target(str(facts.get("target", ""))),
         "backlog": f"/messages?q={quote(f'status:waiting lane:{lane}')}",
         "idle": "/queues",
         "worker": "/workers",
         "test": "/",
     }[kind]
+
+
+def _link_of_target(target: str) -> str:
+    """Another program may have written a target that is none; then to all of them."""
+    place, _, number = target.partition("#")
+    if not place:
+        return "/targets"
+    named = {"target": place}
+    if number.isdecimal() and len(number) < _DIGITS:
+        named["credentials"] = text_of(int(number))
+    return f"/targets/one?{urlencode(named)}"
 
 
 def _count(facts: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ from homing.cli import (
 from homing.errors import DatabaseError, HomingError, InvalidRequest, SettingsError
 
 ENV_PREFIX = "HOMING"
+_CONTEXT: dict[str, Any] = {"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="homing",
@@ -45,7 +46,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]},
+    context_settings=_CONTEXT,
 )
 
 
@@ -87,7 +88,21 @@ def command_line() -> Any:
     """Built once: typer looks at every parameter of every command, which takes a small command's time."""
     command = typer.main.get_command(app)
     _leave_switches_to_the_command_line(command)
+    _show_plainly(command)
     return command
+
+
+def _show_plainly(command: Any) -> None:
+    """In help a switch has no value, and only the environment that people set is named."""
+    own_help = command.get_help_option(typer.Context(command, **_CONTEXT))
+    for parameter in [*command.params, own_help]:
+        if parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+        elif parameter.is_flag:
+            parameter.metavar = ""
+        parameter.show_envvar = parameter.envvar is not None
+    for sub in getattr(command, "commands", {}).values():
+        _show_plainly(sub)
 
 
 def _leave_switches_to_the_command_line(command: Any, *, is_first: bool = True) -> None:

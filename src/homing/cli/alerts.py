@@ -22,6 +22,7 @@ from homing.cli.options import (
     settings_from,
 )
 from homing.cli.tables import Column, listing
+from homing.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from homing.alerts.desk import AlertView, CauseView
@@ -91,21 +92,35 @@ async def _list(settings: Settings, limit: int) -> _Seen:
 
 def send_test(json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
     """Send an alert by every way that is set, as a real one would go, and tell how to follow it."""
-    alert = run_async(_send_test(settings_from(config, database_url=database_url)))
+    alert, troubles = run_async(_send_test(settings_from(config, database_url=database_url)))
     if json:
         print_json(alert)
-        return
-    print_table(f"alert {alert.id} was handed over to: {', '.join(alert.ways)}")
-    for line in _followed(alert):
-        print_table(line)
-    _err.print("They are delivered by whoever works on their lanes: `homing up`, `homing work`.", style="dim")
+    elif alert.went:
+        _tell_test(alert)
+    for trouble in troubles:
+        _err.print(trouble, style="red")
+    if troubles:
+        raise typer.Exit(1)
 
 
-async def _send_test(settings: Settings) -> AlertView:
+async def _send_test(settings: Settings) -> tuple[AlertView, Sequence[str]]:
     from homing.app import opened
 
     async with opened(settings) as homing:
-        return await homing.alerts.test()
+        if not homing.alerts.ways.all:
+            raise InvalidRequest(
+                "alerts go nowhere by the settings of this shell, whatever a server elsewhere has: set "
+                "HOMING_ALERT_MAIL_TO or HOMING_ALERT_WEBHOOK_URL here, or send the test from the desk"
+            )
+        alert = await homing.alerts.test()
+        return alert, homing.alerts.troubles_of(alert)
+
+
+def _tell_test(alert: AlertView) -> None:
+    print_table(f"alert {alert.id} was handed over to: {', '.join(alert.went)}")
+    for line in _followed(alert):
+        print_table(line)
+    _err.print("They are delivered by whoever works on their lanes: `homing up`, `homing work`.", style="dim")
 
 
 def _followed(alert: AlertView) -> Iterator[str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
@@ -25,10 +26,13 @@ from homing.errors import DatabaseError, HomingError
 
 if TYPE_CHECKING:
     from homing.access.api import AuditEntry
-    from homing.access.audit import Entry, Outcome
+    from homing.access.audit import AuditFilter, Entry, Outcome
     from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+#: `Outcome`, which is not worth an import for who asks for help.
+Ended = Literal["done", "refused", "failed"]
 
 
 class Told(Struct, frozen=True):
@@ -65,8 +69,13 @@ def audit(
         str | None, typer.Option("--since", metavar="SPAN", help="2h, 7d, or a time with its zone.")
     ] = None,
     who: Annotated[
-        str | None, typer.Option("--who", help="key:ID, user:NAME, cli:NAME@HOST or loopback.")
+        str | None, typer.Option("--who", help="A name; or key:ID, user:NAME, cli:NAME@HOST or loopback.")
     ] = None,
+    action: Annotated[
+        str | None, typer.Option("--action", help="What was done, such as workers.pause.")
+    ] = None,
+    object: Annotated[str | None, typer.Option("--object", help="To what, as the log has it.")] = None,
+    outcome: Annotated[Ended | None, typer.Option("--outcome", help="How it ended.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000, help="At most so many.")] = 50,
     before: Annotated[
         int | None, typer.Option("--before", min=1, max=2**63 - 1, help="Go on after this entry.")
@@ -76,14 +85,17 @@ def audit(
     config: Config = None,
 ) -> None:
     """What was done, newest first: by the API, the dashboard and this command line."""
+    from homing.access.audit import AuditFilter
+
     moment = moment_since(since, datetime.now(UTC)) if since is not None else None
     settings = settings_from(config, database_url=database_url)
-    entries = run_async(_page(settings, moment, who, before, limit))
+    wanted = AuditFilter(moment, who, action, outcome, object)
+    entries = run_async(_page(settings, wanted, before, limit))
     if json:
         print_json(entries)
     else:
         print_table(
-            listing(_COLUMNS, [_cells(entry) for entry in entries]) if entries else "nothing was done"
+            listing(_COLUMNS, [_cells(entry) for entry in entries]) if entries else "nothing is found"
         )
 
 
@@ -115,13 +127,18 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-async def _page(
-    settings: Settings, since: datetime | None, who: str | None, before: int | None, limit: int
-) -> list[AuditEntry]:
+async def _page(settings: Settings, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditEntry]:
     from homing.access.api import shown
 
     async with opened_access(settings) as access:
-        rows = await access.audit.page(since=since, who=who, before=before, limit=limit)
+        if wanted.who is not None:
+            wanted = replace(wanted, who=await access.audit.whole_name(wanted.who))
+        found = await access.audit.search(wanted, before=before, limit=limit)
+        rows = list(found.rows)
+        # A search looks so far and no further at a time.
+        while found.next is not None and len(rows) < limit:
+            found = await access.audit.search(wanted, before=found.next, limit=limit - len(rows))
+            rows += found.rows
         return [shown(row) for row in rows]
 
 

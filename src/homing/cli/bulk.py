@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from homing.cli.find import wanted_in
 from homing.cli.operator import typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
@@ -52,6 +54,13 @@ _VERBS: Mapping[Verb, str] = {
 }
 
 
+_CAN_BE: Mapping[Verb, str] = {
+    "requeue": "those that have ended and were not delivered can",
+    "cancel": "those that wait can",
+    "send_now": "those that wait can",
+}
+
+
 def _command(verb: Verb) -> Callable[..., None]:
     def act(
         query: Query,
@@ -68,9 +77,10 @@ def _command(verb: Verb) -> Callable[..., None]:
 
 
 def _act(settings: Settings, verb: Verb, query: str, *, dry_run: bool, yes: bool, json: bool) -> None:
+    wanted_in(query, f"bulk {verb.replace('_', '-')}", datetime.now(UTC))
     counted = run_async(_with_homing(settings, lambda homing: _count(homing, verb, query)))
     if dry_run or not counted.total:
-        _tell_count(counted, verb, json=json)
+        _tell_count(counted, verb, json=json, dry_run=dry_run)
         return
     if not yes:
         _err.print(_counts(counted))
@@ -205,13 +215,16 @@ def _tell(run: BulkRun, *, json: bool) -> None:
     print_table(f"run {run.id}: {run.state}, {run.done:,} done{more} in {run.seconds:.1f} s{why}")
 
 
-def _tell_count(counted: Counted, verb: Verb, *, json: bool) -> None:
+def _tell_count(counted: Counted, verb: Verb, *, json: bool, dry_run: bool) -> None:
     from homing.desk.bulk import PARTICIPLES
 
     if json:
         from homing.desk.bulk_view import count_view
 
         print_json(count_view(counted))
+        return
+    if not dry_run:
+        print_table(f"nothing was done: no message that is meant can be {PARTICIPLES[verb]}; {_CAN_BE[verb]}")
         return
     print_table(_counts(counted))
     print_table(f"bulk: {_many(counted)} would be {PARTICIPLES[verb]}")

@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Json,
+    print_json,
+    print_table,
+    run_async,
+    settings_from,
+    tell_database,
+)
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.table import Table
 
     from homing.desk.view import MessagePage
+    from homing.messages.model import Wanted
     from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -41,6 +53,7 @@ def find(
     else:
         print_table(_listing(page) if page.items else "nothing is found")
         _tell(page)
+        tell_database(settings)
     if page.notes:
         # A lane could not be asked: that nothing was found there says nothing.
         raise typer.Exit(1)
@@ -50,18 +63,25 @@ async def _find(settings: Settings, line: str, limit: int, cursor: str | None) -
     from datetime import UTC, datetime
 
     from homing.app import opened
-    from homing.desk.query import read, told
     from homing.desk.view import page_view
-    from homing.messages.model import Wanted
 
-    wanted = read(line, datetime.now(UTC))
-    if not isinstance(wanted, Wanted):
-        better = f"; write: homing find '{wanted.mended}'" if wanted.mended else ""
-        raise InvalidRequest(f"{told(wanted)}{better}", "query")
+    wanted = wanted_in(line, "find", datetime.now(UTC))
     async with opened(settings) as homing:
         # Whoever has the database may read it all.
         found = await homing.desk.find(wanted, cursor=cursor, limit=limit, may=lambda _scope: True)
         return page_view(found, wanted)
+
+
+def wanted_in(line: str, command: str, now: datetime) -> Wanted:
+    """Raises with the place of a mistake, and with the command as it was probably meant."""
+    from homing.desk.query import read, told
+    from homing.messages.model import Wanted
+
+    wanted = read(line, now)
+    if isinstance(wanted, Wanted):
+        return wanted
+    better = f"; write: homing {command} '{wanted.mended}'" if wanted.mended else ""
+    raise InvalidRequest(f"{told(wanted)}{better}", "query")
 
 
 _COLUMNS = (

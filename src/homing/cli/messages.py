@@ -24,7 +24,16 @@ from homing.cli.jobs import (
     Type,
     Verb,
 )
-from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
+from homing.cli.options import (
+    Config,
+    DatabaseUrl,
+    Json,
+    print_json,
+    print_table,
+    run_async,
+    settings_from,
+    tell_database,
+)
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest, NotFound
 
@@ -125,10 +134,12 @@ def status(
     config: Config = None,
 ) -> None:
     """How much is in which state, how long the oldest has been due, and what is held back."""
-    found = run_async(_status(settings_from(config, database_url=database_url), lane, recount=recount))
+    settings = settings_from(config, database_url=database_url)
+    found = run_async(_status(settings, lane, recount=recount))
     if json:
         print_json(_status_json(found))
         return
+    tell_database(settings)
     workers.print_pauses(found.pauses)
     for name, snapshot in found.lanes.items():
         columns = [Column(state, right=True) for state in [*snapshot.counts, "oldest due"]]
@@ -217,7 +228,21 @@ def list_messages(
 def show(id: MessageId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
     """Everything about one mail, with its verdicts, or one job, with its attempts and what it waits for."""
     settings = settings_from(config, database_url=database_url)
-    _MESSAGES[_lane_of_id(id)].print_one(settings, id, json=json)
+    lane = _lane_of_id(id)
+    _MESSAGES[lane].print_one(settings, id, json=json)
+    if not json:
+        workers.print_pauses(run_async(_held_by(settings, lane, id)))
+
+
+async def _held_by(settings: Settings, lane: LaneName, id: str) -> Sequence[Pause]:
+    """The pauses for which a message waits."""
+    from homing.app import opened
+
+    async with opened(settings) as homing:
+        detail = await homing.desk.show(id, may=lambda _scope: True)
+        if detail is None or detail.summary.phase != "waiting":
+            return []
+        return [one for one in await homing.fleet.pauses() if one.scope == "lane" and _concerns(one, lane)]
 
 
 def _flags(

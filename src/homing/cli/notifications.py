@@ -96,9 +96,14 @@ def print_one(settings: Settings, id: str, *, json: bool) -> None:
     if json:
         print_json({**values, "history": history})
         return
-    print_table(fields(values))
+    print_table(fields({_named(name, found): value for name, value in values.items()}))
     if history:
         print_table(history_table(history))
+
+
+def _named(field: str, found: NotificationView) -> str:
+    """The column `error` also has how one was sent."""
+    return "result" if field == "error" and found.status == "sent" else field
 
 
 async def _look(settings: Settings, id: str) -> tuple[NotificationView, list[Tried]]:

@@ -66,6 +66,14 @@ def settings_from(config: Path | None = None, **flags: Any) -> Settings:
     return load_settings(given, environ=environ, config=config)
 
 
+def tell_database(settings: Settings) -> None:
+    """Where it was looked: in the wrong folder nothing but zeros looks like peace."""
+    from homing.db import redact
+
+    where = f"database {redact(settings.database_url)}"
+    Console(stderr=True, highlight=False, soft_wrap=True).print(where, style="dim", markup=False)
+
+
 def environment() -> dict[str, str]:
     """The environment without the names of command flags, which are no settings, in effect or not."""
     from homing.cli import ENV_PREFIX, command_line

@@ -77,9 +77,12 @@ def _tell(findings: Sequence[Finding], *, dry_run: bool, json: bool) -> None:
     if json:
         print_json({"dryRun": dry_run, "pruned": findings})
         return
+    total = sum(one.count for one in findings)
+    if not total:
+        print_table("prune: 0 rows; nothing that has ended is old enough")
+        return
     print_table(_told(findings))
-    total = _rows(sum(one.count for one in findings))
-    print_table(f"prune: {total}{' would be deleted' if dry_run else ''}")
+    print_table(f"prune: {_rows(total)}{' would be deleted' if dry_run else ''}")
 
 
 def _rows(count: int) -> str:
@@ -96,10 +99,10 @@ _COLUMNS = (
 
 
 def _told(findings: Sequence[Finding]) -> Table:
-    """Those that there is something of; where there is nothing, all that was looked for."""
+    """Those that there is something of."""
     from homing.db import iso
 
-    shown = [one for one in findings if one.count] or findings
+    shown = [one for one in findings if one.count]
     cells = [(one.lane, one.state, one.older_than, f"{one.count:,}", iso(one.oldest) or "") for one in shown]
     return listing(_COLUMNS, cells)
 

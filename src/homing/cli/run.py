@@ -33,7 +33,7 @@ _out = Console(stderr=True, highlight=False, soft_wrap=True)
 Lanes = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[LANE]…",
+        metavar="LANE",
         help="mail_outbox, dispatch_jobs, open_events, email_log (or one of its stages, email_log:schedule "
         "and email_log:send); all when none is named.",
     ),
@@ -151,6 +151,8 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
 
     if api or settings.metrics_port:
         require_private_key(settings)
+    if api:
+        _require_free_port(settings)
     async with opened(settings, makes_file=migrates) as homing:
         if migrates:
             await homing.migrate()
@@ -170,6 +172,13 @@ async def _run(settings: Settings, *, api: bool, work: Sequence[str], migrates: 
             work=work,
             ready=lambda address: _tell_ready(address, settings, work, api=api, configured=configured),
         )
+
+
+def _require_free_port(settings: Settings) -> None:
+    """Before anything is made: a start that fails is to leave no database in the folder."""
+    from homing.http.server import listen
+
+    listen(settings.host, settings.port).close()
 
 
 def _tell_ready(

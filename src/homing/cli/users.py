@@ -142,11 +142,26 @@ def _do(work: Coroutine[Any, Any, None], told: str, shown: dict[str, Any], json:
         print_table(told)
 
 
+def _long_enough(typed: str) -> str:
+    """Told before it has to be typed again; then it is asked for anew."""
+    from homing.access.passwords import require_length
+
+    try:
+        require_length(typed)
+    except InvalidRequest as error:
+        # The prompt itself does not tell what is wrong with a text that is not shown.
+        typer.echo(f"\n{error}", err=True)
+        raise typer.BadParameter(str(error)) from None
+    return typed
+
+
 def _password() -> str:
     """Asked for on a terminal, twice; else the first line of standard input."""
     if sys.stdin.isatty():
         # Asked outside of the event loop, which would keep Ctrl-C from a question.
-        typed: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        typed: str = typer.prompt(
+            "Password", hide_input=True, confirmation_prompt=True, err=True, value_proc=_long_enough
+        )
         return typed
     line = sys.stdin.readline().removesuffix("\n").removesuffix("\r")
     if not line:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="As `homing workers` shows it.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="As `homing workers` shows it.")]
 LaneOption = Annotated[
     str | None,
     typer.Option("--lane", metavar="LANE", help="A lane, or a stage such as email_log:send, on all workers."),
@@ -173,9 +173,8 @@ async def _changed(settings: Settings, verb: Change, scope: Scope, name: str, re
             changed = await homing.fleet.pause(scope, name, by=typist(), reason=reason)
         else:
             changed = await homing.fleet.resume(scope, name)
-        await _write_down(
-            homing, f"workers.{verb}", f"{scope} {name}", {"reason": reason} if reason else None
-        )
+        detail = {**({"reason": reason} if reason else {}), **({} if changed else {"changed": "nothing"})}
+        await _write_down(homing, f"workers.{verb}", f"{scope} {name}", detail or None)
         return changed
 
 

@@ -120,9 +120,9 @@ async def _patiently(
         return await patience.hold(str(migration), work)
     except Conflict as error:
         raise DatabaseError(
-            f"{migration} was not applied: in {patience.tries} tries another program always held what it needs. "
-            "Who has been in a transaction for long is shown by `SELECT pid, application_name, xact_start FROM "
-            "pg_stat_activity ORDER BY xact_start`; wait for it or end it, and run `homing migrate` again"
+            f"{migration} was not applied: in {patience.tries} tries another program always held what it "
+            f"needs. Who has been in a transaction for long is shown by `{_HOLDERS}`; wait for it or end it, "
+            "and run `homing migrate` again"
         ) from error
 
 
@@ -162,11 +162,12 @@ def _commands(migration: Migration) -> str:
     return json.dumps({"record": record, "commands": json.loads(migration.sql)})
 
 
+_HOLDERS: Final = "SELECT pid, application_name, xact_start FROM pg_stat_activity ORDER BY xact_start"
 #: What a file of ours says of this itself, and cannot be rid of since it was applied.
 _OWN_TIMEOUT: Final = re.compile(r"^SET LOCAL lock_timeout = [^;]+;", re.MULTILINE)
 
-# On PostgreSQL whoever comes after a migration that waits for a table waits behind it, also to insert a row. So it waits for
-# a second per table, and tries again; for another process that migrates, which stops nobody, it waits for longer.
+# On PostgreSQL whoever comes after a migration that waits for a table waits behind it, also to insert a row.
+# So it waits for a second, and tries again; for another that migrates, which stops nobody, for longer.
 _LEDGER: dict[Dialect, str] = {
     "postgres": """
 SET LOCAL lock_timeout = '60s';

@@ -72,13 +72,14 @@ def _of_lane(lane: LaneView, signs: Signs) -> Iterable[Attention]:
 
 
 def _backlog(lane: LaneView) -> str:
-    """In a sentence; of a lane where nothing waits there is no oldest."""
+    """In a sentence; where nothing can be sent now there is no oldest: all wait for their time or target."""
     waiting, names = lane.phases["waiting"], _THINGS[lane.lane]
     if not waiting:
         return "nothing waits"
     more = "+" if "waiting" in lane.at_least else ""
     wait = f"{names[0]} waits" if waiting == 1 and not more else f"{names[1]} wait"
-    return f"{waiting:,}{more} {wait}, the oldest for {_span(lane.oldest_due)}"
+    oldest = f", the oldest for {_span(lane.oldest_due)}" if lane.oldest_due else ""
+    return f"{waiting:,}{more} {wait}{oldest}"
 
 
 def _is_left_alone(lane: LaneView, hands: Sequence[Hand] | None) -> bool:
@@ -177,8 +178,9 @@ def _breakers(broken: Sequence[TargetTrouble]) -> Attention:
     if len(broken) == 1:
         (only,) = broken
         link = f"/targets?{urlencode({'q': only.target})}"
-        return Attention("breaker", "soon", f"{only.target} keeps failing", only.reason or "", link)
-    names = _names([trouble.target for trouble in broken])
+        detail = "; ".join(filter(None, (only.reason, "its webhooks wait")))
+        return Attention("breaker", "soon", f"{only.target} keeps failing", detail, link)
+    names = f"{_names([trouble.target for trouble in broken])}; their webhooks wait"
     return Attention("breaker", "soon", f"{len(broken):,} targets keep failing", names, "/targets?state=open")
 
 

@@ -168,7 +168,7 @@ class BulkRuns:
             raise InvalidRequest(f"query: {wanted.message}", "query")
         if wanted == Wanted():
             raise InvalidRequest(
-                "query: is empty, which would mean every message; say at least lane: or status:", "query"
+                "query: an empty line would mean every message; say at least lane: or status:", "query"
             )
         return wanted
 
@@ -183,7 +183,7 @@ class BulkRuns:
     def _allowed_plan(self, wanted: Wanted, verb: Verb, may: May) -> dict[LaneName, Wanted]:
         plan = self.plan(wanted, verb)
         if not plan:
-            raise InvalidRequest(f"query: names nothing that can be {PARTICIPLES[verb]}", "query")
+            raise InvalidRequest(f"query: this line names nothing that can be {PARTICIPLES[verb]}", "query")
         self._require_allowed(list(plan), may)
         return plan
 

@@ -84,7 +84,8 @@ class Desk:
         return Found(
             rows,
             _written(Cursor(_digest(wanted), following)) if following else None,
-            sum(looked) if looked and len(rows) < limit else None,
+            # Of none it need not be said: no message has an error, or whatever else comes first.
+            (sum(looked) or None) if len(rows) < limit else None,
             notes,
         )
 

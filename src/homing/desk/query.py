@@ -25,6 +25,8 @@ _LONGEST_VALUE: Final = 500
 _MOST_WORDS: Final = 20
 _MOST_META: Final = 20
 _MOST_CODES: Final = 200
+#: A line with more mistakes is not worth guessing at.
+_MOST_MENDS: Final = 5
 
 #: The states of each lane in its own words. A test compares them with the lanes.
 STATES: Final[Mapping[LaneName, tuple[str, ...]]] = {
@@ -32,6 +34,21 @@ STATES: Final[Mapping[LaneName, tuple[str, ...]]] = {
     "dispatch_jobs": ("PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "ERROR", "CANCELLED"),
     "email_log": ("Pending", "RetryQueued", "Sent", "Failed", "Dead", "Cancelled"),
     "open_events": ("pending", "sent", "skipped", "failed", "expired"),
+}
+#: What people call the lanes, on the pages and elsewhere.
+_CALLED: Final[Mapping[str, LaneName]] = {
+    "mail": "mail_outbox",
+    "mails": "mail_outbox",
+    "webhook": "dispatch_jobs",
+    "webhooks": "dispatch_jobs",
+    "job": "dispatch_jobs",
+    "jobs": "dispatch_jobs",
+    "email": "email_log",
+    "emails": "email_log",
+    "emails by queue": "email_log",
+    "notification": "open_events",
+    "notifications": "open_events",
+    "open seats": "open_events",
 }
 _EVERY_STATE = tuple(dict.fromkeys(state for states in STATES.values() for state in states))
 
@@ -133,7 +150,21 @@ def read(line: str, now: datetime) -> Wanted | Mistake:
     try:
         return _Reading(line, now).wanted()
     except _WrongError as wrong:
-        return wrong.mistake
+        return msgspec.structs.replace(wrong.mistake, mended=_mended(wrong.mistake.mended, now))
+
+
+def _mended(line: str | None, now: datetime) -> str | None:
+    """What is offered has to be understood: of several mistakes all are mended, or there is no such line."""
+    for _ in range(_MOST_MENDS):
+        if line is None:
+            return None
+        try:
+            _Reading(line, now).wanted()
+        except _WrongError as wrong:
+            line = wrong.mistake.mended
+        else:
+            return line
+    return None
 
 
 def terms(line: str) -> tuple[Term, ...]:
@@ -286,7 +317,7 @@ class _Reading:
             raise _no_value(term)
         for value in values:
             if term.field == "lane":
-                self._lists["lanes"].append(self._known(term, value, LANES, "lane"))
+                self._lists["lanes"].append(self._known(term, _lane(value), LANES, "lane"))
             elif value in PHASES:
                 self._lists["phases"].append(value)
             else:
@@ -318,6 +349,11 @@ class _Reading:
         if since is not None and until is not None and until < since:
             term = next(term for term in terms(self._line) if term.field == "until")
             raise _wrong(term, "`until:` is before `since:`, so there can be nothing")
+
+
+def _lane(value: str) -> str:
+    """By the name that it goes by among people, too."""
+    return _CALLED.get(value.lower(), value)
 
 
 def _moment(text: str, now: datetime) -> datetime | None:
@@ -495,7 +531,8 @@ def toggled(line: str, field: str, value: str) -> str:
         values = list(filter(None, term.value.split(","))) if field in {"status", "lane"} else [term.value]
         if field not in {"status", "lane"}:
             return _without(line, term) if value in values else _put(line, term, field, value)
-        values = [one for one in values if one != value] if value in values else [*values, value]
+        named = [_lane(one) if field == "lane" else one for one in values]
+        values = [one for one in named if one != value] if value in named else [*values, value]
         return _put(line, term, field, ",".join(values)) if values else _without(line, term)
     return f"{line.strip()} {field}:{_written(value)}".strip()
 

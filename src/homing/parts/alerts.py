@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -28,7 +29,7 @@ from homing.db import Database
 from homing.desk.desk import Desk as MessageDesk
 from homing.errors import InvalidRequest, SettingsError
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
-from homing.messages.model import LaneName, Wanted
+from homing.messages.model import HowMany, LaneName, Wanted
 from homing.parts.emails import Emails
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
@@ -39,10 +40,11 @@ from homing.senders.egress import EgressGuard
 from homing.settings import Settings
 from homing.workers.fleet import Fleet
 
-#: Words that stand for several, and those that may have been cut.
+#: Words that stand for several, and how one looks that messages have to the letter, neither cut nor mended.
 _MANY_WORDS: Final = frozenset({UNCLASSIFIED, VARIOUS, "None"})
-_LONG_WORD: Final = 79
-#: Seconds for one count; when that is not enough some are taken to be left.
+_OWN_WORD: Final = re.compile(r"[A-Za-z0-9_.-]{1,79}")
+#: So many are counted, within so many seconds; when that is not enough some are taken to be left.
+_MOST_COUNTED: Final = 10_000
 _PATIENCE: Final = 0.1
 
 
@@ -105,7 +107,7 @@ class Alerts:
             TargetEye(self._jobs.database, self._terms, self.ways.alert_target),
             *(IdleEye(lane, oldest, self._fleet, self._terms) for lane, oldest in due.items()),
             WorkerEye(self._fleet),
-            DeadEye(self._are_left),
+            DeadEye(self._left),
         ]
 
     def _oldest_due(self) -> dict[str, OldestDue]:
@@ -120,17 +122,17 @@ class Alerts:
         crews = await self._fleet.crews(("mail_outbox", "dispatch_jobs"))
         return frozenset(lane for lane, crew in crews.items() if crew.is_idle)
 
-    async def _are_left(self, lane: str, word: str) -> bool:
-        """Of a word that was shortened, or stands for many, only whether any are left in its lane."""
+    async def _left(self, lane: str, word: str) -> HowMany | None:
+        """How many are dead of a word; of one that is no error's own, only whether the lane has no dead."""
         desk = self._messages.lanes.get(cast("LaneName", lane))
         if desk is None:
-            return True
+            return None
         dead = Wanted(lanes=(desk.name,), phases=("dead",))
-        asked = [dead] if word in _MANY_WORDS or "*" in word or len(word) > _LONG_WORD else [
-            dead, replace(dead, error=word)
-        ]  # fmt: skip
-        found = [await desk.count(wanted, most=1, seconds=_PATIENCE) for wanted in asked]
-        return all(many.number or many.is_lower_bound for many in found)
+        found = await desk.count(dead, most=1, seconds=_PATIENCE)
+        if found.number and _is_written_so(word):
+            found = await desk.count(replace(dead, error=word), most=_MOST_COUNTED, seconds=_PATIENCE)
+            return found if found.number or not found.is_lower_bound else None
+        return None if found.number or found.is_lower_bound else found
 
     async def _trouble(self) -> str | None:
         """What the settings alone do not show."""
@@ -145,6 +147,10 @@ class Alerts:
         from homing.alerts.api import AlertsApi
 
         return [AlertsApi], {"alerts": self.desk}
+
+
+def _is_written_so(word: str) -> bool:
+    return _OWN_WORD.fullmatch(word) is not None and word not in _MANY_WORDS
 
 
 def terms_of(settings: Settings) -> Terms:

@@ -1,9 +1,11 @@
 """What is taken out of a mail before somebody sees it whom it is not for: what a link works by, and codes.
 
 By their names (`reset_password_token=…`, `"otp": …`), by what stands before them (`/reset/…`), and by their
-looks (`/a/9fK2xQ81Zr0pLm`), however a link is written: as a browser reads it (`token&#61;…`, `%74oken=…`,
-`https:\\/\\/…`), without its beginning, or inside of another. Links stay readable. Not recognised are a code
-in the middle of a sentence, and in a link a word or a short number under a name that says nothing (`?x=4711`).
+looks (`/a/9fK2xQ81Zr0pLm`), however a link is written: as browsers read it (`token&#61;…`, `%74oken=…`), as
+JSON, without its beginning, or inside of another. Links stay readable.
+
+Not recognised are a code in the middle of a sentence, and in a link a word or a short number that is told by
+nothing (`/c/4711`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ HIDDEN: Final = "hidden-in-preview"
 
 #: Names that contain one of these hold what nobody else should have.
 _SECRET: Final = re.compile(
-    r"token|key|code|secret|otp|pass(?:w|phrase|(?![a-z]))|pwd|auth|credential|nonce|session|hash|jwt|ticket|signature"
+    r"token|key|code|secret|otp|pass(?:w|phrase|(?![a-z]))|pwd|auth(?!ors?(?![a-z]))|credential|nonce|session|hash|jwt|ticket"
+    r"|signature"
     r"|(?<![A-Za-z])(?:sig|pin|tan|mac|magic|tok)(?![A-Za-z])"
     r"|(?-i:(?<=[a-z])(?:Sig|Pin|Tan|Mac|Tok)(?![a-z]))",
     re.IGNORECASE,
@@ -32,26 +35,30 @@ _SHORT_INSIDE: Final = re.compile(r"(?<![A-Za-z0-9])[tkchsu]\]?=", re.IGNORECASE
 _PAIR: Final = re.compile(
     r'"([^"\\]{1,100})"(\s*:\s*)("(?:[^"\\]|\\.)*"?|\[[^\[\]{}]*\]?|[^\s",{}\[\]]+)', re.DOTALL
 )
-#: All of a text but what is between them, each looked at once. Links are found among these.
+#: Links are found among these; each is looked at once.
 _WORD: Final = re.compile(r"[^\s\"'<>]+")
 _ENTITY: Final = re.compile(r"&#(?:[xX][0-9a-fA-F]{1,6}|[0-9]{1,7});?|&[A-Za-z][A-Za-z0-9]{1,31};")
 #: As programs write JSON that stands in a page.
 _ESCAPE: Final = re.compile(r"\\(?:/|u00([2-7][0-9a-fA-F]))")
 _AFTER: Final = ").,;:!?]}"
-#: A place without a scheme, such as `shop.example.org/a`.
-_PLACE: Final = re.compile(r"(?<![\w.-])(?:[\w-]+\.)+[\w-]+(?::[0-9]+)?[/?#]")
-_HOST: Final = re.compile(r"(.*?//)(?:([^/@]*)@)?([^/]*)", re.DOTALL)
+#: Without one of these there is nothing to look for.
+_MARKED: Final = re.compile(r"[=/]|mailto:", re.IGNORECASE)
+#: Also a place without a scheme, such as `shop.example.org/a`.
+_LINK: Final = re.compile(r"//|^/|mailto:|(?<![\w.-])(?:[\w-]+\.)+[\w-]+(?::[0-9]+)?[/?#]", re.IGNORECASE)
+_HOST: Final = re.compile(r"[^/=]*//[^/]*")
+#: Who logs in by it, and with what.
+_USER: Final = re.compile(r"//[^/?#]*@")
 _BETWEEN_PARTS: Final = re.compile(r"([?&#;])")
 _GOES_ON: Final = re.compile(r"[/?&#;=][^/?&#;=]")
 #: Behind one of these a link goes on with what it is about.
 _LEADS_TO_ONE: Final = re.compile(
     r"reset|confirm|verif|activat|invit|magic|unsubscribe|token|password|recover|optin|opt-in|login|signin"
-    r"|sign-in|auth|one-time|session|share",
+    r"|sign-in|auth(?!ors?(?![a-z]))|one-time|session|share",
     re.IGNORECASE,
 )
 #: A link in a link is written in a way of its own, and may be so again.
 _MOST_QUOTED: Final = 4
-#: What is shorter has no looks.
+#: What is shorter tells nothing.
 _SHORTEST: Final = 6
 _UUID: Final = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
 _LONG: Final = re.compile(r"[A-Za-z0-9]{10,}")
@@ -68,7 +75,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def looks_random(text: str) -> bool:
-    """Letters and digits mixed, capitals all over, or more of either than anybody writes: no word, no date."""
+    """Letters and digits mixed, capitals all over, or more in a row than people write: no word, no date."""
     return bool(
         _TOO_LONG.search(text)
         or _UUID.search(text)
@@ -107,34 +114,28 @@ def _as_read(word: str) -> str:
 
 
 def _harmless(word: str) -> str:
-    if ("=" not in word and "/" not in word) or word.startswith("data:image/"):
+    if len(word) < _SHORTEST or not _MARKED.search(word) or word.startswith("data:image/"):
         return word
     link = word.rstrip(_AFTER)
-    return "".join(_harmless_parts(link)) + word[len(link) :]
+    return "".join(_harmless_parts(_USER.sub(f"//{HIDDEN}@", link))) + word[len(link) :]
 
 
 def _harmless_parts(link: str) -> Iterator[str]:
     """The path, and each parameter; of what is no link only values that have a name."""
-    is_link = "//" in link or link.startswith("/") or bool(_PLACE.search(link))
+    is_link = _LINK.search(link) is not None
     head, *others = _BETWEEN_PARTS.split(link)
-    host, path = _host_of(head)
+    found = _HOST.match(head)
+    host = found[0] if found else ""
     yield host
     # The host of a link to an app is its first step.
     leads = "." not in host and _leads(host)
-    for mark, part in zip(["", *others[::2]], [path, *others[1::2]], strict=True):
+    for mark, part in zip(["", *others[::2]], [head[len(host) :], *others[1::2]], strict=True):
         names, equals, value = part.partition("=")
         shown, leads = _harmless_path(names, is_name=bool(equals), leads=leads) if is_link else (names, False)
         hides = value and (leads or is_secret_name(unquote(names.rpartition("/")[2])) or _exposes(value))
+        # A value may be the beginning of a link that goes on.
+        leads = leads or (is_link and _leads(value))
         yield f"{mark}{shown}{equals}{HIDDEN if hides else value}"
-
-
-def _host_of(head: str) -> tuple[str, str]:
-    """With what stands before it, but without somebody's password; and what follows."""
-    found = _HOST.match(head)
-    if found is None:
-        return "", head
-    begin, user, host = found.groups()
-    return f"{begin}{f'{HIDDEN}@' if user else ''}{host}", head[found.end() :]
 
 
 def _harmless_path(path: str, *, is_name: bool, leads: bool) -> tuple[str, bool]:
@@ -155,14 +156,14 @@ def _leads(step: str) -> bool:
 
 def _exposes(text: str) -> bool:
     """Whether there is something to hide in it, which may be a link itself."""
-    if len(text) < _SHORTEST and text.isalnum():
+    if len(text) < _SHORTEST:
         return False
-    for _ in range(_MOST_QUOTED):
-        if "%" in text:
-            text = unquote(text)
+    for _ in range(_MOST_QUOTED if "%" in text else 0):
+        text = unquote(text)
     leads = _LEADS_TO_ONE.search(text)
     return bool(
         looks_random(text)
+        or _USER.search(text)
         or _SECRET.search(text.rpartition("=")[0])
         or _SHORT_INSIDE.search(text)
         or (leads and _GOES_ON.search(text, leads.end()))

@@ -1,8 +1,9 @@
-"""A mail as it would be sent, to look at. Nothing is sent, and nothing in it can be used.
+"""A mail as it would be sent, to look at. Nothing is sent.
 
 Whoever looks at a mail is not the one it is for. So what links work by is taken out before the mail is
 assembled (`?token=hidden-in-preview`), and so are variables that are named like secrets, and the link to
 unsubscribe: a click in a preview confirms nothing and ends no subscription. The source shows the same.
+How that is recognised, and what is not, says `homing.senders.hiding`; subject and attachments stay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.db import Row
+from homing.db.conditions import written
 from homing.senders.compose import Problem, compose, envelope_of
 from homing.senders.hiding import HIDDEN, hide_in_json, hide_tokens
 from homing.senders.mail import MailMessage
@@ -68,14 +70,9 @@ _COLUMNS = tuple(name for name in Shown.__struct_fields__ if name not in {"has_a
 def shown(row: Row, **columns: Any) -> Shown:
     """By the names of the columns; what a lane calls differently is given."""
     named = {name: columns[name] if name in columns else row[name] for name in _COLUMNS}
-    named["variables"] = hide_in_json(_text(named["variables"])) if named["variables"] else None
+    named["variables"] = hide_in_json(written(named["variables"])) if named["variables"] else None
     named["last_attempt_at"] = named["last_attempt_at"] or datetime.now(UTC)
     return Shown(**named)
-
-
-def _text(value: Any) -> str:
-    """On SQLite another program may have written it as octets, or as a number."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def preview_of(

@@ -85,8 +85,9 @@ class Fleet:
         """Raise unless the worker is known, and nobody is there any more."""
         state = await self._state(name)
         if state not in {"lost", "stopped"}:
+            instead = "stop it" if state == "paused" else "pause or stop it"
             raise InvalidRequest(
-                f"{name} is {state} and finishes what it holds by itself; pause or stop it instead", "name"
+                f"{name} is {state} and finishes what it holds by itself; {instead} instead", "name"
             )
 
     async def _state(self, name: str) -> str:
@@ -101,24 +102,33 @@ class Fleet:
 
     async def pause(self, scope: Scope, name: str, *, by: str, reason: str | None = None) -> bool:
         """False when it was paused already. Every process honours it within five seconds."""
-        await self._require_known(scope, name)
+        await self._require_at_work(scope, name)
         given = {"scope": scope, "name": name, "by": by, "reason": _reason(reason)}
         return await self._change("pause", given)
 
     async def resume(self, scope: Scope, name: str) -> bool:
-        """False when it was not paused."""
-        return _can_be(name) and await self._change("resume", {"scope": scope, "name": name})
+        """False when it was not paused. What is paused may be gone by now, and is resumed all the same."""
+        if _can_be(name) and await self._change("resume", {"scope": scope, "name": name}):
+            return True
+        await self._require_named(scope, name)
+        return False
 
     async def _change(self, query: str, given: dict[str, str | None]) -> bool:
         changed = bool(await self._database.fetch(self._queries[query], given))
         self._database.announce(CHANNEL)
         return changed
 
-    async def _require_known(self, scope: Scope, name: str) -> None:
-        if scope == "lane" and name not in self.lanes:
-            raise InvalidRequest(f"there is no lane {name!r}; there are {', '.join(self.lanes)}", "lane")
-        if scope == "worker" and await self._state(name) == "stopped":
+    async def _require_at_work(self, scope: Scope, name: str) -> None:
+        if await self._require_named(scope, name) == "stopped":
             raise InvalidRequest(f"{name} has stopped, and claims nothing", "name")
+
+    async def _require_named(self, scope: Scope, name: str) -> str | None:
+        """Raise unless there is such a lane or worker; the state of a worker."""
+        if scope == "worker":
+            return await self._state(name)
+        if name not in self.lanes:
+            raise InvalidRequest(f"there is no lane {name!r}; there are {', '.join(self.lanes)}", "lane")
+        return None
 
 
 def _worker(row: Row, pause: Pause | None) -> WorkerView:

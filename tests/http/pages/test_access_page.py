@@ -37,6 +37,11 @@ def secret_in(page: str) -> str:
     return unescape(found[1])
 
 
+async def whence(door: Door, who: str) -> set[str | None]:
+    """The addresses of all that somebody did."""
+    return {row["address"] for row in await door.homing.access.audit.page(who=who, limit=500)}
+
+
 async def can_log_in(door: Door, name: str, password: str) -> bool:
     async with httpx.AsyncClient(base_url=door.address) as client:
         answer = await client.post("/login", data={"name": name, "password": password}, headers=OWN)
@@ -69,6 +74,7 @@ async def test_a_key_is_shown_once_works_and_is_revoked(door: Door, admin: Visit
         ("user:admin", "keys.revoke", "done"),
         ("user:admin", "keys.revoke", "refused"),
     ]
+    assert await whence(door, "user:admin") == {"127.0.0.1"}
     for wrong, why in (
         ({"name": "x"}, "needs a scope"),
         ({"name": "", "scope": "ops"}, "needs a name"),
@@ -94,6 +100,9 @@ async def test_users_are_added_changed_and_removed(door: Door, admin: Visitor) -
     assert "is removed" in await admin.done("/access/users/remove", name="ann")
     assert not await can_log_in(door, "ann", new)
     assert "no user" in await admin.done("/access/users/remove", name="ann")
+    done = {one["action"] for one in await door.audit() if one["who"] == "user:admin"}
+    assert done >= {"users.add", "users.role", "users.passwd", "users.remove"}
+    assert await whence(door, "user:admin") == {"127.0.0.1"}
     for hidden in (password, new):
         assert hidden not in door.log.text
         assert hidden not in str(await door.audit())
@@ -105,6 +114,7 @@ async def test_sessions_are_ended_everywhere_and_nobody_takes_their_own_rights(
     async with visiting(door, "operator") as operator:
         await operator.read("/targets")
         assert "logged out everywhere" in await admin.done("/access/users/end-sessions", name="operator")
+        assert await whence(door, "user:admin") == {"127.0.0.1"}
         assert await door.sql("SELECT 1 FROM homing_session WHERE user_name = 'operator'") == []
         # Other processes remember a session for two seconds; this one is made to forget it now.
         door.homing.access.sessions._known._entries.clear()

@@ -27,12 +27,15 @@ async def test_alerts_are_shown_silenced_and_tried(sqlite_url: str) -> None:
             assert "user:operator" in await viewer.read("/alerts")
             assert "told of again" in await operator.done("/alerts/silence", cause=CAUSE, span="0")
             assert "homing alerts list" in await operator.refused("/alerts/silence", cause="x", span="1h")
+            never = {"cause": "dead:nowhere:x", "span": "1h"}
+            assert "it is one of mail_outbox," in await operator.refused("/alerts/silence", **never)
             assert "is on its way: mail" in await operator.done("/alerts/test")
         entries = [(entry["action"], entry["outcome"]) for entry in await door.audit()]
         assert [entry for entry in entries if entry[0].startswith("alerts.")] == [
             ("alerts.silence", "refused"),
             ("alerts.silence", "done"),
             ("alerts.silence", "done"),
+            ("alerts.silence", "refused"),
             ("alerts.silence", "refused"),
             ("alerts.test", "done"),
         ]

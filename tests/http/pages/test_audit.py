@@ -14,6 +14,7 @@ from tests.http.pages.visitor import Visitor, door_with_people, visiting
 
 from homing.access import audit as audit_module
 from homing.access.audit import AuditFilter, Entry
+from homing.access.keys import KeyOrder
 from homing.http.pages import audit as audit_page
 
 
@@ -72,6 +73,9 @@ QUERIES: tuple[tuple[dict[str, str], int], ...] = (
     ({"since": "1h", "action": "mail.cancel"}, 1),
     ({"since": (datetime.now(UTC) + timedelta(days=400)).date().isoformat()}, 0),
     ({"who": "nobody"}, 0),
+    ({"who": "ann"}, 3),
+    ({"who": "k1"}, 1),
+    ({"who": " ann ", "outcome": "failed"}, 1),
 )
 
 
@@ -92,6 +96,26 @@ async def filtered(door: Door, operator: Visitor) -> None:
     for query, count in QUERIES:
         page = await operator.read("/audit", **query)
         assert page.count('<tr id="entry-') == count, query
+
+
+async def test_who_is_found_by_the_name_that_the_table_shows(each_door: Door) -> None:
+    audit = each_door.homing.access.audit
+    for who in ("user:ann", "cli:bo@host", "loopback"):
+        await write(each_door, who=who)
+    issued = await each_door.homing.access.keys.create(KeyOrder("shop", ["jobs:read"]), by="cli:test")
+    id = issued.row["id"]
+    await write(each_door, who=f"key:{id}")
+    named = {
+        "ann": "user:ann", "bo@host": "cli:bo@host", "loopback": "loopback", "shop": f"key:{id}",
+        id: f"key:{id}", "user:nobody": "user:nobody", "nobody": "nobody",
+    }  # fmt: skip
+    assert {name: await audit.whole_name(name) for name in named} == named
+    await write(each_door, who="cli:ann")
+    async with visiting(each_door, "operator") as operator:
+        assert "Nothing found" in await operator.read("/audit", who="nobody")
+        assert "ann may be cli:ann, user:ann; write which" in await operator.read("/audit", 422, who="ann")
+        answer = await operator.client.get("/audit/export", params={"who": "shop"})
+        assert len(answer.text.splitlines()) == 2
 
 
 async def test_a_search_looks_so_far_and_says_so(

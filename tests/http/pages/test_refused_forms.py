@@ -114,10 +114,15 @@ def require_kept(
 async def test_a_target_to_be_opened(door: Door, admin: Visitor) -> None:
     sent = {"target": "ftp://example.org", "credentials": ""}
     page = await admin.read("/targets/one", 422, **sent)
-    require_kept(page, "/targets/one", "target", "must be a URL", sent)
+    require_kept(page, "/targets/one", "target", "write a URL", sent)
+    both = {"target": "ftp://example.org", "credentials": "nonsense"}
+    page = await admin.read("/targets/one", 422, **both)
+    require_kept(page, "/targets/one", "target", "write a URL", both)
     sent = {"target": "https://example.org", "credentials": "nonsense"}
     page = await admin.read("/targets/one", 422, **sent)
     require_kept(page, "/targets/one", "credentials", "there are no such credentials", sent)
+    assert "credentialsId" not in page
+    assert "POST" not in page, "nobody writes requests here"
 
 
 async def test_limits_pauses_and_tests_of_a_target(door: Door, admin: Visitor) -> None:

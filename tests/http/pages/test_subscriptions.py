@@ -164,3 +164,5 @@ def test_what_somebody_types_is_told_apart() -> None:
     for text in ("a b", "x\x00/y/z", "a@"):
         with pytest.raises(InvalidRequest):
             filter_of(text, "")
+    with pytest.raises(InvalidRequest, match=r"there is no subscription 7$"):
+        filter_of("#7", "")

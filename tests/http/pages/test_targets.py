@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from html import unescape
 
 import pytest
@@ -72,6 +74,52 @@ async def test_an_error_that_is_over_is_told_as_such(
     await jobs.run_batch()
     assert over in await operator.read("/targets/one", target=sink.url)
     assert "earlier, none since:" in await operator.read("/targets")
+
+
+async def test_who_waits_for_a_target_that_is_held_back_is_not_late(
+    door: Door, jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    lane = door.homing.desk.lanes["dispatch_jobs"]
+    await operator.done("/targets/pause", target=sink.url, credentials="", reason="they move house")
+    await jobs.create(f"{sink.url}/ok")
+    await jobs.pass_time(900)
+    assert await lane.oldest_due() == 0.0
+    assert "held back" in await operator.read("/targets/one", target=sink.url)
+    assert re.search(r'nowrap">due <time', await operator.read("/messages"))
+    assert "nothing to be sent now" in await operator.read("/queues")
+    overview = await operator.read("/")
+    assert "A target is paused" in overview
+    assert "Nobody works on webhooks" not in overview
+    await operator.done("/targets/resume", target=sink.url, credentials="")
+    assert await lane.oldest_due() >= 900.0
+    assert "ready to be sent" in await operator.read("/targets/one", target=sink.url)
+    (waiting,) = await jobs.create("http://127.0.0.9:1/later", scheduled_for=datetime(2999, 1, 1, tzinfo=UTC))
+    assert re.search(r'nowrap">next <time', await operator.read("/messages", q=f"id:{text_of(waiting)}"))
+
+
+async def test_a_target_that_nobody_sent_to_is_not_said_to_answer(
+    jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    page = await operator.read("/targets/one", target=sink.url)
+    assert "nothing known" in page
+    assert "answers" not in page
+    assert f'value="{sink.url}"' in page
+    await jobs.create(f"{sink.url}/hooks")
+    await jobs.run_batch()
+    page = await operator.read("/targets/one", target=sink.url)
+    assert "answers" in page
+    assert f'value="{sink.url}/hooks"' in page, "a test goes where jobs go"
+    assert "which is not shown" not in page
+
+
+async def test_a_test_is_offered_without_what_is_secret_in_the_url_of_a_job(
+    jobs: JobBench, operator: Visitor, sink: HttpSink
+) -> None:
+    await jobs.create(f"{sink.url}/hooks?token=s3cret")
+    page = await operator.read("/targets/one", target=sink.url)
+    assert f'value="{sink.url}/hooks"' in page
+    assert "s3cret" not in page
+    assert "which is not shown: write it yourself" in page
 
 
 async def test_one_target_is_paused_limited_and_resumed(

@@ -78,7 +78,7 @@ async def test_a_run_that_is_over_says_when_in_the_card_that_is_live(door: Door,
 async def test_what_pages_say_is_said_for_pages(door: Door) -> None:
     async with visiting(door, "admin") as admin:
         told = await admin.refused("/access/users", name="viewer", role="viewer", password="")
-        assert told.count("<code>homing users passwd viewer</code>") == 2
+        assert told.count("there is a user viewer already; New password gives them another one") == 2
         assert "--scope" not in await admin.refused("/access/keys", name="shop", life="7 days")
 
 
@@ -99,8 +99,21 @@ async def test_the_target_of_a_job_leads_to_its_page(door: Door, operator: Visit
     assert "<strong>Due</strong>" in page
 
 
-async def test_what_a_table_is_for_stays_in_sight_on_a_phone(operator: Visitor) -> None:
-    assert 'class="actions-cell"' in await operator.read("/workers")
-    style = (await operator.client.get("/static/homing.css")).text
-    narrow = style.partition("@media (max-width: 40rem)")[2]
-    assert re.search(r"td\.actions-cell \{ position: sticky; right: 0;", narrow)
+@pytest.mark.parametrize("path", ["/workers", "/dead", "/access", "/health", "/alerts"])
+async def test_on_a_phone_each_cell_says_what_it_is(door: Door, path: str) -> None:
+    """Rows are cards there, and what stood above a column stands in its cells."""
+    async with visiting(door, "admin") as admin:
+        page = await admin.read(path)
+        for table in re.findall(r'<table class="[^"]*cards">.*?</table>', page, re.DOTALL):
+            head, _, body = table.partition("</thead>")
+            names = set(re.findall(r'data-name="([^"]+)"', body))
+            assert names <= set(re.findall(r'scope="col"[^>]*>([^<]+)<', head))
+
+
+async def test_every_place_of_the_menu_has_a_key(door: Door) -> None:
+    async with visiting(door, "admin") as admin:
+        menu = (await admin.read("/")).partition('id="menu"')[2].partition("</nav>")[0]
+        script = (await admin.client.get("/static/desk.js")).text
+    line = script.partition("const places = {")[2].partition("}")[0]
+    keyed = dict(re.findall(r'(\w): "([^"]+)"', line))
+    assert set(keyed.values()) == set(re.findall(r'href="([^"]+)"', menu)) - {"/docs"}

@@ -60,12 +60,25 @@ async def test_workers_are_shown_with_what_they_do(door: Door) -> None:
     told = await words(door, "/workers")
     assert "ann:1" in told
     assert "3 room for 100" in told
-    assert "1,234 1,200 31" in told, "claimed, delivered, and what ended otherwise; three are in flight"
+    assert "3 1,234 claimed 1,200 31 otherwise" in told
     assert "At work 1" in told
     await lose(door)
     told = await words(door, "/workers")
     assert "Lost 1" in told
     assert "Pause ann:1" not in told
+
+
+async def test_a_whole_process_is_paused_after_a_question_and_for_a_reason(door: Door) -> None:
+    await beat(door)
+    page = (await door.client.get("/workers")).text
+    assert 'data-confirm="Pause ann:1?' in page
+    assert 'aria-label="Why ann:1 is paused"' in page
+    await send(door, "/workers/pause", scope="worker", name="ann:1", reason="the machine is moved")
+    assert "the machine is moved" in await words(door, "/workers")
+    await send(door, "/workers/resume", scope="worker", name="ann:1")
+    refused = await send(door, "/workers/pause", scope="worker", name="ann:1", reason="x" * 501)
+    assert refused.status_code == 422
+    assert f'value="{"x" * 501}" aria-invalid="true"' in refused.text
 
 
 async def test_who_works_on_a_lane_is_told_truly_everywhere(door: Door) -> None:
@@ -265,6 +278,37 @@ async def test_of_two_who_change_it_at_once_the_second_is_told(door: Door) -> No
     assert 'name="version" value="1"' in late.text, "and can be saved over theirs on purpose"
     assert (await send(door, "/router", **{**FORM, "pool_b_0": "7", "version": "1"})).status_code == 303
     assert (await door.homing.router_configs.current())[0].processing_pools[0].concurrency == 7
+
+
+def versions(page: httpx.Response) -> list[str]:
+    """Of the form of lines, and of the one of JSON."""
+    return re.findall(r'name="version" value="([^"]*)"', page.text)
+
+
+async def test_a_mistake_does_not_write_over_what_somebody_has_changed_meanwhile(door: Door) -> None:
+    """The form that comes back was begun before theirs, and is only sent again when that was told."""
+    assert (await send(door, "/router", **FORM)).status_code == 303
+    mine = {**FORM, "pool_a_0": "MINE"}
+    mistaken = await send(door, "/router", **{**mine, "pool_b_0": "many"})
+    assert versions(mistaken) == ["0", "0"], "both forms hold what was written"
+    late = await send(door, "/router", **{**mine, "version": versions(mistaken)[0]})
+    assert late.status_code == 422
+    assert "Somebody has changed it" in late.text
+    assert versions(late) == ["1", "1"]
+    assert (await door.homing.router_configs.current())[0].processing_pools[0].code == "DISPATCH-POOL"
+
+
+async def test_the_same_of_json_beside_which_the_other_form_holds_theirs(door: Door) -> None:
+    assert (await send(door, "/router", **FORM)).status_code == 303
+    mistaken = await send(door, "/router", version="0", config="{")
+    assert versions(mistaken) == ["1", "0"]
+    text = '{"queues": [{"queueUri": "q"}], "processingPools": [{"code": "MINE"}]}'
+    late = await send(door, "/router", version="0", config=text)
+    assert "Somebody has changed it" in late.text
+    assert versions(late) == ["1", "1"]
+    assert (await door.homing.router_configs.current())[1] == 1
+    odd = await send(door, "/router", version='"><b>', config="{")
+    assert versions(odd) == ["1", "&#34;&gt;&lt;b&gt;"]
 
 
 async def test_the_router_page_shows_what_runs_and_what_it_warns_of(door: Door) -> None:

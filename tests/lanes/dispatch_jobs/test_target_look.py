@@ -8,8 +8,10 @@ import pytest
 from tests.jobs import JobBench, job_bench
 
 from homing.errors import NotAllowed
+from homing.lanes.dispatch_jobs import target_look
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials, RotateCredentials
-from homing.lanes.dispatch_jobs.target_look import Load, TargetFilter, TargetLook
+from homing.lanes.dispatch_jobs.dead_letters import SOURCE
+from homing.lanes.dispatch_jobs.target_look import LastUrl, Load, TargetFilter, TargetLook
 from homing.testing.http_sink import Answer, HttpSink
 
 NAMES = [f"http://t{number:03}.example:80" for number in range(60)]
@@ -63,6 +65,22 @@ async def test_what_came_of_the_last_hour(bench: JobBench) -> None:
     other = await look.results("http://nobody.example:80")
     assert other is not None
     assert (other.attempts, other.success) == (0, None)
+
+
+async def test_where_the_last_job_of_a_target_went(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = TargetLook(bench.jobs)
+    assert await look.last_url("http://a.example:80") is None
+    for path in ("old", "new"):
+        await bench.create(f"http://a.example/{path}")
+    (id,) = await bench.create("http://b.example/hook?token=s3cret")
+    await bench.create("http://c.example/chat", source=SOURCE)
+    assert await look.last_url("http://a.example:80") == LastUrl("http://a.example/new", is_cut=False)
+    assert await look.last_url("http://b.example:80") == LastUrl("http://b.example/hook", is_cut=True)
+    assert await look.last_url("http://c.example:80") == LastUrl(None, is_cut=True)
+    monkeypatch.setattr(target_look, "_LAST_OF", 1)
+    assert await look.last_url("http://b.example:80") is not None, "one that waits is found by its target"
+    await bench.change(id, status="COMPLETED")
+    assert await look.last_url("http://b.example:80") is None
 
 
 async def test_who_uses_credentials_and_when_their_grace_ends(bench: JobBench) -> None:

@@ -144,6 +144,8 @@ async def test_the_button_of_the_page_unsubscribes(desk: Desk) -> None:
     assert "a***@example.org" in response.text
     assert ANN not in response.text
     assert await desk.events(id) == [("unsubscribed", {"from": "active", "via": "link"})]
+    again = await desk.client.get(_unsubscribe(desk, id))
+    assert again.text == response.text, "nobody is asked for what is done"
 
 
 async def test_a_token_that_another_program_wrote_into_the_row_works_too(desk: Desk) -> None:

@@ -76,7 +76,9 @@ class AlertPages(Controller):
         done = await tried(request, access, Deed("alerts.test"), alerts.test)
         if isinstance(done, Refused):
             return gone_to("/alerts", done.text, is_good=False)
-        return gone_to("/alerts", f"Alert {done.id} is on its way: {', '.join(done.ways)}.")
+        troubles = alerts.troubles_of(done)
+        way = f"is on its way: {', '.join(done.went)}" if done.went else "did not go out"
+        return gone_to("/alerts", ". ".join([f"Alert {done.id} {way}", *troubles, ""]), is_good=not troubles)
 
 
 async def _page(
@@ -98,13 +100,7 @@ async def _page(
 def _sight(desk: Desk, user: Principal) -> Callable[[AlertView | CauseView], bool]:
     """Of a lane that somebody may not read they are told nothing, unless alerts are their business."""
     hidden = set() if user.may("ops") else set(desk.lanes) - set(readable(desk, user))
-    return lambda one: _lane_of(one) not in hidden
-
-
-def _lane_of(one: AlertView | CauseView) -> str:
-    """`dead:mail_outbox:timeout`, `target:https://…`; workers and tests have none."""
-    kind, _, rest = one.cause.partition(":")
-    return {"target": "dispatch_jobs", "worker": "", "test": ""}.get(kind, rest.partition(":")[0])
+    return lambda one: one.lane not in hidden
 
 
 def _told_line(alert: AlertView) -> ToldLine:

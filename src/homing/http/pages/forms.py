@@ -93,6 +93,8 @@ class Form(Struct, frozen=True):
     action: str
     #: Names that mistakes have for its fields, where they are others.
     names: Mapping[str, str] = {}
+    #: What is said of a field in place of a mistake that speaks to programs.
+    says: Mapping[str, str] = {}
     #: What a mistake is about that names no field.
     about: str = ""
     #: What is never shown again: it has to be written anew.
@@ -105,7 +107,13 @@ class Form(Struct, frozen=True):
             if name not in self.secrets
         }
         field = refused.field or self.about
-        return Sent(self.action, values, self.names.get(field, field), refused.text)
+        return Sent(self.action, values, self.names.get(field, field), self._why(refused))
+
+    def _why(self, refused: Refused) -> str:
+        """Without a name that stands nowhere on the page."""
+        name = refused.field or ""
+        text = refused.text.removeprefix(f"{name}: ") if name in self.names else refused.text
+        return self.says.get(name, text)
 
 
 def chosen(options: Mapping[str, Choice], text: str, field: str) -> Choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from litestar import Controller, MediaType, Response, get, post
@@ -16,7 +16,7 @@ from homing.access.passwords import LONGEST, SHORTEST
 from homing.access.scopes import ROLES, SCOPES, Role
 from homing.db import Row, instant
 from homing.errors import InvalidRequest, NotAllowed
-from homing.http.asking import AnyRequest, who_of
+from homing.http.asking import AnyRequest, address_of, who_of
 from homing.http.numbers import number_in
 from homing.http.pages.deeds import OWN_AUDIT, Deed, tried
 from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen
@@ -46,6 +46,13 @@ _MEANING: Mapping[Role, str] = {
 _MOST_KEYS = 200
 
 
+class _By(TypedDict):
+    """What entries of the audit log tell of whoever does it."""
+
+    by: str
+    address: str | None
+
+
 class AccessPages(Controller):
     path = "/access"
     include_in_schema = False
@@ -67,7 +74,7 @@ class AccessPages(Controller):
         async def create() -> IssuedKey:
             rate = number_in(form.get("rate", ""), "requests a second")
             life = chosen(_LIVES, form.get("life") or _USUAL_LIFE, "life")
-            return await access.keys.create(KeyOrder(name, scopes, life, rate), by=who_of(request).who)
+            return await access.keys.create(KeyOrder(name, scopes, life, rate), **_by(request))
 
         done = await tried(request, access, Deed("keys.create", name, logs_itself=True), create)
         if isinstance(done, Refused):
@@ -79,7 +86,7 @@ class AccessPages(Controller):
         id = (await read_form(request)).get("id", "")
 
         async def revoke() -> Row:
-            return await access.keys.revoke(id, by=who_of(request).who)
+            return await access.keys.revoke(id, **_by(request))
 
         done = await tried(request, access, Deed("keys.revoke", id, logs_itself=True), revoke)
         return _back(done, f"The key {id} is revoked: every process refuses it within 5 seconds.")
@@ -92,7 +99,9 @@ class AccessPages(Controller):
         name, password = form.get("name", "").strip().lower(), form.get("password", "") or _password()
 
         async def add() -> Row:
-            return await access.users.add(name, password, _role(form), by=who_of(request).who)
+            if await access.users.find(name) is not None:
+                raise NotAllowed(f"there is a user {name} already; New password gives them another one")
+            return await access.users.add(name, password, _role(form), **_by(request))
 
         done = await tried(request, access, Deed("users.add", name, logs_itself=True), add)
         if isinstance(done, Refused):
@@ -106,7 +115,7 @@ class AccessPages(Controller):
         name, password = (await read_form(request)).get("name", ""), _password()
 
         async def reset() -> None:
-            await access.users.set_password(name, password, by=who_of(request).who)
+            await access.users.set_password(name, password, **_by(request))
 
         done = await tried(request, access, Deed("users.passwd", name, logs_itself=True), reset)
         if isinstance(done, Refused):
@@ -120,7 +129,7 @@ class AccessPages(Controller):
 
         async def change() -> None:
             _require_another(request, name)
-            await access.users.set_role(name, _role(form), by=who_of(request).who)
+            await access.users.set_role(name, _role(form), **_by(request))
 
         done = await tried(request, access, Deed("users.role", name, logs_itself=True), change)
         if isinstance(done, Refused):
@@ -132,7 +141,7 @@ class AccessPages(Controller):
         name = (await read_form(request)).get("name", "")
 
         async def end() -> int:
-            return await access.users.end_sessions(name, by=who_of(request).who)
+            return await access.users.end_sessions(name, **_by(request))
 
         done = await tried(request, access, Deed("users.end_sessions", name, logs_itself=True), end)
         return _back(done, f"{name} is logged out everywhere.")
@@ -143,7 +152,7 @@ class AccessPages(Controller):
 
         async def remove() -> None:
             _require_another(request, name)
-            await access.users.remove(name, by=who_of(request).who)
+            await access.users.remove(name, **_by(request))
 
         done = await tried(request, access, Deed("users.remove", name, logs_itself=True), remove)
         return _back(done, f"{name} is removed, and logged out everywhere.")
@@ -165,6 +174,10 @@ async def _page(request: AnyRequest, access: Access, *, sent: Sent = NOTHING_SEN
         longest=LONGEST,
         is_open=who_of(request).kind == "loopback",
     )
+
+
+def _by(request: AnyRequest) -> _By:
+    return {"by": who_of(request).who, "address": address_of(request)}
 
 
 def _back(done: object, told: str) -> Response[str]:

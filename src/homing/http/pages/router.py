@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,22 +31,17 @@ _LARGEST_FORM = 1024 * 1024
 _CHANGES = {"scope": "router:admin", **OWN_AUDIT}
 #: Lines of the form; with more than this the whole is edited as JSON.
 _MOST_LINES, _SPARE_LINES = 50, 2
-#: What the three fields of a line are called where it is checked.
-_COLUMNS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "queue": ("queues", ("queueUri", "queueName", "connections")),
-    "pool": ("processingPools", ("code", "concurrency", "rateLimitPerMinute")),
+#: How a field of a line is named where it is checked: `queues[2].queueName`.
+_IN_LINE = re.compile(r"\w+\[(\d+)\]\.(\w+)")
+_FIELDS: Mapping[str, str] = {
+    "queueUri": "queue_a",
+    "queueName": "queue_b",
+    "connections": "queue_c",
+    "code": "pool_a",
+    "concurrency": "pool_b",
+    "rateLimitPerMinute": "pool_c",
 }
-#: Lines without anything are left out when it is sent, so that both count alike.
-_BY_LINES = Form(
-    "/router",
-    {
-        f"{array}[{number}].{name}": f"{kind}_{letter}_{number}"
-        for kind, (array, names) in _COLUMNS.items()
-        for letter, name in zip("abc", names, strict=True)
-        for number in range(_MOST_LINES + 10)
-    }
-    | {"queues": "queue_a_0", "processingPools": "pool_a_0"},
-)
+_BY_LINES = Form("/router", {"queues": "queue_a_0", "processingPools": "pool_a_0"})
 _AS_JSON = Form("/router", about="config")
 _QUICKER = "Somebody has changed it since you opened this page. What stands below is yours; above is theirs."
 
@@ -58,6 +54,10 @@ class Draft(Struct, frozen=True):
     pools: Sequence[Sequence[str]]
     connections: str
     json: str
+    #: That each of the two forms was begun with. It comes back with a form that is refused for a mistake, so
+    #: that what somebody has changed meanwhile is only written over by who was told of it.
+    version: str
+    json_version: str
     opens_json: bool = False
 
 
@@ -120,7 +120,7 @@ async def _page(
         config=config,
         version_number=version,
         broker=configs.broker,
-        draft=_draft(config) if form is None else _tried(form, config),
+        draft=_draft(config, version) if form is None else _tried(form, config, version, sent),
         has_form=max(len(config.queues), len(config.processing_pools)) <= _MOST_LINES,
         pools={pool.code: pool for pool in pool_lines(workers)},
         routers=[worker for worker in workers if worker.report.pools],
@@ -136,7 +136,7 @@ def _warnings(workers: Sequence[WorkerView]) -> list[Warned]:
 # ── the form ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _draft(config: RouterConfig) -> Draft:
+def _draft(config: RouterConfig, version: int) -> Draft:
     return Draft(
         [*([q.queue_uri, q.queue_name or "", _text(q.connections)] for q in config.queues), *_spare()],
         [
@@ -145,6 +145,8 @@ def _draft(config: RouterConfig) -> Draft:
         ],
         str(config.connections),
         _pretty(config),
+        str(version),
+        str(version),
     )
 
 
@@ -160,17 +162,26 @@ def _pretty(config: RouterConfig) -> str:
     return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
 
 
-def _tried(form: Mapping[str, str], config: RouterConfig) -> Draft:
+def _tried(form: Mapping[str, str], config: RouterConfig, version: int, sent: Sent) -> Draft:
     """As it was sent, so that nobody has to write it again."""
+    begun = str(version) if sent.why == _QUICKER else form.get("version", "")
     if "config" in form:
-        return replace(_draft(config), json=form["config"], opens_json=True)
-    queues, pools = _lines(form, "queue"), _lines(form, "pool")
-    return Draft([*queues, *_spare()], [*pools, *_spare()], form.get("connections", ""), _encoded(form))
+        return replace(_draft(config, version), json=form["config"], json_version=begun, opens_json=True)
+    queues, pools = [*_lines(form, "queue"), *_spare()], [*_lines(form, "pool"), *_spare()]
+    return Draft(queues, pools, form.get("connections", ""), _encoded(form), begun, begun)
 
 
 def _sent(form: Mapping[str, str], refused: Refused) -> Sent:
     """What is wrong in JSON is wrong in its one field."""
-    return _AS_JSON.sent(form, Refused(refused.text)) if "config" in form else _BY_LINES.sent(form, refused)
+    if "config" in form:
+        return _AS_JSON.sent(form, Refused(refused.text))
+    return _BY_LINES.sent(form, replace(refused, field=_field_of(refused.field)))
+
+
+def _field_of(place: str | None) -> str | None:
+    """Lines without anything are left out when it is sent, so that both count alike."""
+    found = _IN_LINE.fullmatch(place or "")
+    return f"{_FIELDS[found[2]]}_{found[1]}" if found and found[2] in _FIELDS else place
 
 
 def _encoded(form: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ from homing.lanes.dispatch_jobs.target_desk import (
     TargetView,
     ValidateRequest,
 )
-from homing.lanes.dispatch_jobs.target_look import COUNTED, LoadedTarget, TargetFilter, TargetLook
+from homing.lanes.dispatch_jobs.target_look import COUNTED, Load, LoadedTarget, TargetFilter, TargetLook
 
 _STATES: tuple[State, ...] = get_args(State)
 _TONES: Mapping[str, str] = {"closed": "good", "open": "bad", "half_open": "wait", "paused": "wait"}
@@ -42,12 +42,17 @@ _WORDS: Mapping[str, str] = {
     "half_open": "being tried",
     "paused": "paused",
 }
+#: Of a target that nobody has sent to lately.
+_UNKNOWN: Mapping[str, str] = {"word": "nothing known", "tone": "quiet"}
 _OPERATES = {"scope": "jobs:operate", **OWN_AUDIT}
 _LARGEST_FORM = 64 * 1024
 #: Of a pause; nothing chosen is until somebody ends it.
 _SPANS: Mapping[str, int | None] = {**SPANS, "": None}
 _SHOWN_BODY = 2000
-_OPEN = Form("/targets/one", {"targetUrl": "target", "credentialsId": "credentials"}, about="target")
+_SAYS: Mapping[str, str] = {
+    "credentialsId": "there are no such credentials; the page Credentials lists those there are"
+}
+_OPEN = Form("/targets/one", {"targetUrl": "target", "credentialsId": "credentials"}, _SAYS, about="target")
 _LIMITS = Form(
     "/targets/limits",
     {
@@ -56,9 +61,10 @@ _LIMITS = Form(
         "a second": "rate_per_second",
         "ratePerSecond": "rate_per_second",
     },
+    _SAYS,
 )
-_PAUSE = Form("/targets/pause", {"seconds": "span"})
-_TEST = Form("/targets/test", {"targetUrl": "url"}, about="url")
+_PAUSE = Form("/targets/pause", {"seconds": "span"}, _SAYS)
+_TEST = Form("/targets/test", {"targetUrl": "url"}, _SAYS, about="url")
 
 
 class TargetPages(Controller):
@@ -178,7 +184,9 @@ class TargetPages(Controller):
             order: ValidateRequest = named.order(ValidateRequest, targetUrl=url)
             _, meant = await targets_desk.show(url, named.credentials)
             if meant.target != named.target:
-                raise InvalidRequest(f"the URL is not one of {named.target}", "url")
+                raise InvalidRequest(
+                    f"this URL is not one of this target's, which go to {named.target}", "url"
+                )
             return await targets_desk.validate(order)
 
         result = await tried(request, access, Deed("dispatch.targets.validate", named.text), probe)
@@ -249,7 +257,8 @@ async def _page_of(
     sent: Sent = NOTHING_SENT,
 ) -> Response[str]:
     key, view = await desk.show(named.target, named.credentials)
-    shown = _listed(LoadedTarget(key, view, await look.load(key)))
+    one, last = LoadedTarget(key, view, await look.load(key)), await look.last_url(key)
+    shown = {**_listed(one), **({} if last is not None or _is_known(one) else _UNKNOWN)}
     return render(
         request,
         "target.html",
@@ -257,10 +266,16 @@ async def _page_of(
         target=shown,
         results=await look.results(key),
         spans=list(SPANS),
-        url=url or view.target,
+        url=url or (last and last.url) or view.target,
+        is_cut=last is not None and last.is_cut,
         probe=probe,
         probe_body=(probe.body or "")[:_SHOWN_BODY] if probe is not None else "",
     )
+
+
+def _is_known(one: LoadedTarget) -> bool:
+    """One that answers and has no limits needs no row."""
+    return one.view.updated_at is not None or one.load != Load()
 
 
 def _listed(one: LoadedTarget) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class WorkerPages(Controller):
         reason = form.get("reason", "").strip() or None
         deed = Deed("workers.pause", f"{scope} {name}", {"reason": reason})
         work = partial(fleet.pause, scope, name, by=who_of(request).who, reason=reason)
-        done = await tried(request, access, deed, work)
+        done = await tried(request, access, deed, work, result=_unless_changed)
         if isinstance(done, Refused):
             seen = readable(desk, who_of(request))
             return await _page(request, fleet, leases, seen, sent=_PAUSE.sent(form, done))
@@ -111,7 +111,7 @@ class WorkerPages(Controller):
         form = await read_form(request)
         scope, name = _scope(form), form.get("name", "")
         deed = Deed("workers.resume", f"{scope} {name}")
-        done = await tried(request, access, deed, lambda: fleet.resume(scope, name))
+        done = await tried(request, access, deed, lambda: fleet.resume(scope, name), result=_unless_changed)
         if isinstance(done, Refused):
             return gone_to("/workers", done.text, is_good=False)
         return gone_to("/workers", f"{name} goes on within five seconds." if done else _SO_ALREADY)
@@ -159,6 +159,11 @@ async def _page(
 def _as_seen(worker: WorkerView, seen: Collection[str]) -> WorkerView:
     lanes = tuple(report for report in worker.report.lanes if whole(report.lane) in seen)
     return replace(worker, report=replace(worker.report, lanes=lanes))
+
+
+def _unless_changed(changed: bool) -> Mapping[str, Any]:
+    """For the audit log: somebody else was first."""
+    return {} if changed else {"changed": "nothing"}
 
 
 def _scope(form: Mapping[str, str]) -> Scope:

@@ -36,7 +36,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
         "note_targets", "judge_targets", "limit_target", "pause_target", "resume_target", "targets", "target",
         "held_back",
     ),
-    mongo_target_look: ("seen_targets", "target_loads", "target_results"),
+    mongo_target_look: ("seen_targets", "target_loads", "target_results", "target_last_job"),
     mongo_leases: ("leases", "end_leases"),
     mongo_alerts: ("has_deaths", "mark_deaths", "marked_deaths", "drop_deaths", "failing_targets"),
     mongo_desk_dead: ("dead_codes", "dead_words", "count_states"),

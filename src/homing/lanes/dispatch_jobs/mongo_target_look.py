@@ -70,3 +70,17 @@ async def target_loads(session: Session, given: Given) -> list[Columns]:
 async def target_results(_session: Session, _given: Given) -> list[Columns]:
     """Attempts stand in their jobs, and no index knows when they were."""
     return []
+
+
+async def target_last_job(session: Session, given: Given) -> list[Columns]:
+    columns = {"source": 1, "target_url": 1}
+    steps: list[dict[str, Any]] = [
+        {"$sort": {"_id": -1}},
+        {"$limit": given["window"]},
+        {"$match": {"target": given["target"]}},
+        {"$limit": 1},
+        {"$project": columns},
+    ]
+    waits = {"ready": True, "status": OPEN, "target": given["target"]}
+    found = await session.aggregate(JOBS, steps)
+    return rows(found or await session.find(JOBS, waits, columns, limit=1, hint="homing_job_due"))

@@ -135,7 +135,8 @@ class TargetDesk:
         return TargetPage(items, rows[_MOST_LISTED - 1]["target"] if len(rows) > _MOST_LISTED else None)
 
     async def show(self, url: str, credentials_id: str | None) -> tuple[str, TargetView]:
-        """With the name that the tables have for it."""
+        """With the name that the tables have for it. What is wrong with the URL is told before all else."""
+        _named(url, None)
         target = _named(url, credentials_number(credentials_id))
         return target, await self._view(target)
 
@@ -195,7 +196,7 @@ def _named(url: str, credentials_id: int | None) -> str:
     """The target of a URL, also of one that may not be sent to: it can be paused all the same."""
     target = target_of(url, credentials_id)
     if target == "invalid" or "://:" in target or CONTROL.search(url):
-        raise InvalidRequest("targetUrl: must be a URL such as https://example.com/hooks", "targetUrl")
+        raise InvalidRequest("targetUrl: write a URL such as https://example.com/hooks", "targetUrl")
     return target
 
 

@@ -10,13 +10,17 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Row, instant, load_queries
+from homing.lanes.dispatch_jobs.dead_letters import SOURCE
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.masking import HIDDEN, shown_url
 from homing.lanes.dispatch_jobs.target_desk import State, TargetView, target_view
 
 #: Jobs of one target are counted up to here.
 COUNTED: Final = 1000
 #: Attempts of all targets that are looked through for those of one.
 RESULTS_OF: Final = 5000
+#: Jobs of all targets that are looked through for the last of one.
+_LAST_OF = 2000
 _HOUR = 3600.0
 _PAGE = 50
 _CHUNK = 200
@@ -71,6 +75,14 @@ class RecentResults(Struct, frozen=True):
         return self.successful / self.attempts if self.attempts else None
 
 
+class LastUrl(Struct, frozen=True):
+    """Where the last job of a target went."""
+
+    #: Without its query and password; None where the path is a secret, too: of our own jobs.
+    url: str | None
+    is_cut: bool
+
+
 class TargetLook:
     def __init__(self, jobs: DispatchJobs) -> None:
         self._database = jobs.database
@@ -105,6 +117,15 @@ class TargetLook:
             row["mean_millis"],
             instant(row["looked_since"]) if cut else None,
         )
+
+    async def last_url(self, target: str) -> LastUrl | None:
+        """None where no job is found."""
+        rows = await self._run("target_last_job", target=target, window=_LAST_OF)
+        if not rows:
+            return None
+        source, url = rows[0]["source"], rows[0]["target_url"]
+        shown = shown_url(source, url).removesuffix(f"?{HIDDEN}")
+        return LastUrl(None if source == SOURCE else shown, is_cut=shown != url)
 
     async def _loaded(self, found: Sequence[tuple[str, TargetView]]) -> list[LoadedTarget]:
         loads = await self._loads([key for key, _ in found])

@@ -44,3 +44,14 @@ SELECT (SELECT count(*) FROM looked) AS looked_at, (SELECT min(attempted_at) FRO
     avg(looked.duration_millis)::float8 AS mean_millis
 FROM looked JOIN dispatch_job AS j ON j.id = looked.dispatch_job_id
 WHERE j.target = :target AND looked.attempted_at > now() - make_interval(secs => :seconds)
+
+-- name: target_last_job
+-- Of the newest jobs of all targets, or else one that waits: no index knows the others by their target.
+WITH looked AS MATERIALIZED (
+    SELECT id, target, source, target_url FROM dispatch_job ORDER BY id DESC LIMIT :window),
+waiting AS MATERIALIZED (
+    SELECT id, target, source, target_url FROM dispatch_job
+    WHERE ready AND status IN ('PENDING', 'FAILED') AND target = :target LIMIT 1)
+SELECT source, target_url
+FROM (SELECT * FROM looked WHERE target = :target UNION ALL SELECT * FROM waiting) AS found
+ORDER BY id DESC LIMIT 1

@@ -49,3 +49,14 @@ SELECT (SELECT count(*) FROM looked) AS looked_at, (SELECT min(attempted_at) FRO
 FROM looked CROSS JOIN dispatch_job AS j ON j.id = looked.dispatch_job_id
 WHERE j.target = :target
   AND looked.attempted_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:seconds))
+
+-- name: target_last_job
+-- Of the newest jobs of all targets, or else one that waits: no index knows the others by their target.
+WITH looked AS MATERIALIZED (
+    SELECT id, target, source, target_url FROM dispatch_job ORDER BY id DESC LIMIT :window),
+waiting AS MATERIALIZED (
+    SELECT id, target, source, target_url FROM dispatch_job INDEXED BY homing_job_due
+    WHERE ready AND status IN ('PENDING', 'FAILED') AND target = :target LIMIT 1)
+SELECT source, target_url
+FROM (SELECT * FROM looked WHERE target = :target UNION ALL SELECT * FROM waiting) AS found
+ORDER BY id DESC LIMIT 1

@@ -74,6 +74,8 @@ class SubscriberPages(Controller):
         visit = await _leaving(subscriptions, token)
         if visit.row is None:
             return _problem(visit, page_terms, request)
+        if visit.row["status"] == "unsubscribed":
+            return _page("unsubscribed.html", visit.row, page_terms, manage_url=None)
         shown = {"action": "/unsubscribe", "token": token, "manage_url": None}
         return _page("unsubscribe.html", visit.row, page_terms, **shown)
 

@@ -50,7 +50,10 @@ def number_in(text: str) -> int | None:
 
 
 def filter_of(text: str, status: str) -> SubscriptionFilter:
-    """What somebody typed: an address, the hash of one, or a section; raises `InvalidRequest`."""
+    """What somebody typed: an address, the hash of one, or a section; raises `InvalidRequest`.
+
+    By a number one comes to its subscription, so what is asked for here by a number is not there.
+    """
     if status and status not in STATES:
         raise InvalidRequest(f"a state is one of {', '.join(STATES)}", "status")
     text, wanted = text.strip(), status or None
@@ -62,6 +65,8 @@ def filter_of(text: str, status: str) -> SubscriptionFilter:
         return SubscriptionFilter(email=checked_email(text), status=wanted)
     if _HASH.fullmatch(text.lower()):
         return SubscriptionFilter(contact_hash=text.lower(), status=wanted)
+    if (number := number_in(text)) is not None:
+        raise InvalidRequest(f"there is no subscription {number}", "q")
     parts = _BETWEEN.split(text)
     if len(parts) != len(_SECTION):
         raise InvalidRequest(
