@@ -281,7 +281,7 @@ async def test_what_is_looked_for(admin: Visitor) -> None:
 
 
 async def test_the_line_of_a_bulk_run(door: Door, admin: Visitor) -> None:
-    for line, why in (("statsu:dead", "did you mean status?"), ("", "is empty"), ('to:<b>:"', "")):
+    for line, why in (("statsu:dead", "did you mean status?"), ("", "an empty line"), ('to:<b>:"', "")):
         page = await admin.read("/bulk/new", 422, q=line, verb="cancel")
         assert "<b>" not in page
         require_kept(page, "/bulk/new", "q", why, {"q": line, "verb": "cancel"})
