@@ -30,16 +30,9 @@ TABLES = {
 }
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest) -> str:
-    name = "sqlite_url" if request.param == "sqlite" else "migrated_postgres_url"
-    found: str = request.getfixturevalue(name)
-    return found
-
-
 @pytest.fixture
-async def lanes(url: str) -> AsyncIterator[Bench]:
-    async with bench(url) as one:
+async def lanes(database_url: str) -> AsyncIterator[Bench]:
+    async with bench(database_url) as one:
         await one.fill()
         await one.run("DELETE FROM mail_outbox WHERE status <> 'queued'")
         yield one
@@ -274,9 +267,9 @@ async def test_attempts_go_with_their_message(lanes: Bench, lane: str) -> None:
     assert await lanes.run("SELECT 1 AS one FROM homing_attempt") == []
 
 
-async def test_an_attempt_is_timed_and_named_on_its_way(url: str) -> None:
+async def test_an_attempt_is_timed_and_named_on_its_way(database_url: str) -> None:
     """Through the deliverer itself, not by hand."""
-    async with outbox_bench(url) as opened:
+    async with outbox_bench(database_url) as opened:
         (id,) = await opened.insert()
 
         async def refuse(message: MailMessage) -> SendResult:

@@ -22,15 +22,9 @@ from homing.messages.model import HowMany, Wanted
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(f"migrated_{request.param}_url")
-    return found
-
-
 @pytest.fixture
-async def lanes(url: str) -> AsyncIterator[Bench]:
-    async with bench(url) as one:
+async def lanes(database_url: str) -> AsyncIterator[Bench]:
+    async with bench(database_url) as one:
         await one.fill()
         yield one
 

@@ -7,14 +7,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.desk.bulk import ANN, Act, BulkBench, bulk_bench
 from tests.desk.bulk_process import LEASE
-from tests.http.door import url_with_tables
 
 from homing.desk.bulk import Asker, BulkRun
 from homing.desk.query import LONGEST_LINE
@@ -22,22 +20,6 @@ from homing.errors import Forbidden, InvalidRequest, NotFound, Refused, Unreacha
 from homing.messages.model import HowMany, Verb
 
 DEAD = "status:dead lane:mail_outbox"
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return url_with_tables(tmp_path)
-
-
-@pytest.fixture
-def postgres_url(migrated_postgres_url: str) -> str:
-    return migrated_postgres_url
-
-
-@pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[BulkBench]:
-    async with bulk_bench(database_url) as bench:
-        yield bench
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
-from tests.desk.bulk import ANN, Act, BulkBench, bulk_bench
-from tests.http.door import url_with_tables
+from tests.desk.bulk import ANN, Act, BulkBench
 
 from homing.access.keys import KeyOrder
 from homing.access.scopes import EVERYTHING
@@ -17,22 +15,6 @@ from homing.desk.bulk import Asker
 from homing.messages.model import Verb
 
 DEAD = "status:dead lane:mail_outbox"
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return url_with_tables(tmp_path)
-
-
-@pytest.fixture
-def postgres_url(migrated_postgres_url: str) -> str:
-    return migrated_postgres_url
-
-
-@pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[BulkBench]:
-    async with bulk_bench(database_url) as bench:
-        yield bench
 
 
 async def refused(desk: BulkBench, id: int, why: str) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.desk.bulk import ANN, BulkBench, bulk_bench
-from tests.http.door import url_with_tables
+from tests.desk.bulk import ANN, BulkBench
 from tests.jobs import job_bench
 from tests.tables import Tables
 
@@ -24,24 +21,8 @@ OTHER = "http://127.0.0.1:10/hooks"
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return url_with_tables(tmp_path)
-
-
-@pytest.fixture
-def postgres_url(migrated_postgres_url: str) -> str:
-    return migrated_postgres_url
-
-
-@pytest.fixture
 def mongodb_url(migrated_mongodb_url: str) -> str:
     return migrated_mongodb_url
-
-
-@pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[BulkBench]:
-    async with bulk_bench(database_url) as bench:
-        yield bench
 
 
 async def groups(desk: BulkBench, lane: LaneName) -> dict[str | None, DeadGroup]:

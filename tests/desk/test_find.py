@@ -20,16 +20,9 @@ ALL = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest) -> str:
-    name = "sqlite_url" if request.param == "sqlite" else "migrated_postgres_url"
-    found: str = request.getfixturevalue(name)
-    return found
-
-
 @pytest.fixture
-async def lanes(url: str) -> AsyncIterator[Bench]:
-    async with bench(url) as one:
+async def lanes(database_url: str) -> AsyncIterator[Bench]:
+    async with bench(database_url) as one:
         await one.fill()
         yield one
 

@@ -26,16 +26,9 @@ def anybody(_scope: str) -> bool:
     return True
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest) -> str:
-    name = "sqlite_url" if request.param == "sqlite" else "migrated_postgres_url"
-    found: str = request.getfixturevalue(name)
-    return found
-
-
 @pytest.fixture
-async def lanes(url: str, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(url, template_dir=str(tmp_path)) as one:
+async def lanes(database_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(database_url, template_dir=str(tmp_path)) as one:
         await one.fill()
         yield one
 

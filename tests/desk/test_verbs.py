@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.desk.bulk import BulkBench, bulk_bench
-from tests.http.door import url_with_tables
+from tests.desk.bulk import BulkBench
 from tests.jobs import job
 
 from homing.db import instant
@@ -18,22 +15,6 @@ from homing.messages.model import HowMany, LaneDesk, LaneName, Verb, Wanted
 
 LATER = datetime(2099, 1, 1, tzinfo=UTC)
 URL = "http://127.0.0.1:9/hooks"
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return url_with_tables(tmp_path)
-
-
-@pytest.fixture
-def postgres_url(migrated_postgres_url: str) -> str:
-    return migrated_postgres_url
-
-
-@pytest.fixture
-async def desk(database_url: str) -> AsyncIterator[BulkBench]:
-    async with bulk_bench(database_url) as bench:
-        yield bench
 
 
 def lane_of(desk: BulkBench, name: LaneName) -> LaneDesk:
