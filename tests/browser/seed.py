@@ -205,7 +205,10 @@ class Seed:
         await self._mail("running", subject="A mail that is being sent")
         await self._door.outbox.claim(1)
         await self._door.sql(
-            "UPDATE mail_outbox SET locked_by = :by WHERE status = 'dispatching' RETURNING id", by=DESERTER
+            # A lease that lasts for longer than all of these tests: what is over is rescued, not released.
+            "UPDATE mail_outbox SET locked_by = :by, lease_expires_at = '2099-01-01T00:00:00.000Z'"
+            " WHERE status = 'dispatching' RETURNING id",
+            by=DESERTER,
         )
         await self._mail(
             "hostile", subject=HOSTILE, html_body=f"<p>{HOSTILE}</p>", next_attempt_at=_later(hours=2)
