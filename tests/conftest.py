@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 import uvloop
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.lasting import LastingMongoDb
 from tests.order import begin_with_the_long_ones
 
@@ -39,9 +40,11 @@ IN_CI = os.environ.get("CI", "").lower() in YES
 IN_FULL = os.environ.get("HOMING_TEST_FULL", "").lower() in YES
 RUN_DIRECTORY = pytest.StashKey[Path]()
 
-# A busy machine is no bug, so no example has a deadline. In CI the same examples run every time.
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# A busy machine is no bug, so no example has a deadline, and none is too slow to be made. In CI the same
+# examples run every time.
+PATIENT: Mapping[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", **PATIENT)
+settings.register_profile("ci", **PATIENT, derandomize=True, print_blob=True)
 settings.load_profile("ci" if IN_CI else "dev")
 
 
@@ -55,6 +58,15 @@ def _certificates_are_read_once() -> Iterator[None]:
     """Every client of httpx reads all authorities of the system, in 20 ms, to ask a loopback address."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(default, "create_ssl_context", cache(httpx.create_ssl_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clients_are_patient() -> Iterator[None]:
+    """After five seconds httpx gives up, where nothing else is said: a busy machine may take longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "read", "write", "pool"):
+            patch.setattr(DEFAULT_TIMEOUT_CONFIG, name, 60.0)
         yield
 
 

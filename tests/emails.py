@@ -117,10 +117,16 @@ class EmailBench:
 
     async def consume(self) -> int:
         """Send what is in the queue, to its end; how many messages came."""
-        feed = self.homing.email_send.worker()
-        assert isinstance(feed, Feed)
-        handled = await feed.drain()
-        await feed.finish()
+        waiting = await self.homing.email_broker.depth(self.queues.send) or 0
+        handled = 0
+        for _ in range(5):
+            feed = self.homing.email_send.worker()
+            assert isinstance(feed, Feed)
+            handled += await feed.drain()
+            await feed.finish()
+            # What a busy broker is about to hand over is in no count, and looks like the end.
+            if handled >= waiting:
+                break
         return handled
 
     async def deliver(self) -> int:
@@ -137,11 +143,13 @@ class EmailBench:
     async def messages(self, *, dead: bool = False, wait: float = 0.3) -> list[Message]:
         """Take everything out of a queue."""
         queue = self.queues.dead_letters if dead else self.queues.send
+        waiting = await self.homing.email_broker.depth(queue) or 0
         consumer = await self.homing.email_broker.consume(queue, 10_000)
         found: list[Message] = []
-        while some := await consumer.receive(10_000, wait):
-            found += some
-            await consumer.acknowledge(some)
+        async with asyncio.timeout(60):
+            while (some := await consumer.receive(10_000, wait)) or len(found) < waiting:
+                found += some
+                await consumer.acknowledge(some)
         await consumer.close()
         return found
 

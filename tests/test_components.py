@@ -177,7 +177,7 @@ def test_named_server_is_used_and_not_ended(
 
 
 def test_smtp_sink_takes_a_mail(postfix_sink: SmtpSink) -> None:
-    with smtplib.SMTP("127.0.0.1", postfix_sink.port, timeout=5) as client:
+    with smtplib.SMTP("127.0.0.1", postfix_sink.port, timeout=60) as client:
         assert client.sendmail("a@example.org", ["b@example.org"], "Subject: hello\r\n\r\nhello") == {}
 
 

@@ -46,7 +46,7 @@ def _put(server: RabbitMqServer, queue: str, text: str) -> None:
 
 def _get(server: RabbitMqServer, queue: str) -> object:
     with kombu.Connection(server.url) as connection:
-        message = connection.SimpleQueue(queue).get(timeout=10)
+        message = connection.SimpleQueue(queue).get(timeout=60)
         message.ack()
         return message.payload
 
@@ -105,7 +105,7 @@ def test_it_ends_with_its_holder_however_that_ends(rabbitmq: RabbitMqServer) -> 
         home, port = holder.stdout.readline().split()
         assert speaks_amqp(int(port))
         holder.send_signal(signal.SIGKILL)
-        holder.wait(timeout=10)
+        holder.wait(timeout=60)
     wait_until(lambda: not Path(home).exists(), "ending the broker after its holder")
     assert not _listens(int(port))
     assert rabbitmq.running()

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from tests.outbox import LogLines
 
 from homing import __version__
+from homing.errors import DatabaseError
 from homing.telemetry import Attempted, Telemetry, make_logger
 
 DELIVERED = Attempted(
@@ -26,8 +27,10 @@ class Heard(Telemetry):
     """Telemetry, and what a test asks it."""
 
     def __init__(self, level: int = 10) -> None:
-        self.lines = LogLines()
-        super().__init__(make_logger("json", level, self.lines.stream), CollectorRegistry())
+        self.lines, self.now = LogLines(), 5.0
+        super().__init__(
+            make_logger("json", level, self.lines.stream), CollectorRegistry(), monotonic=lambda: self.now
+        )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -41,9 +44,26 @@ def test_a_lane_begins_with_zeros() -> None:
     """A counter that appears with its first event has not risen, as Prometheus sees it."""
     heard = Heard()
     heard.claimed("mail_outbox", 0, 0.001)
-    for name in ("claimed", "retries", "dead", "lease_losses", "stale_settles", "rescues"):
+    for name in ("claimed", "retries", "dead", "lease_losses", "stale_settles", "rescues", "attempts_untold"):
         assert heard.value(f"homing_{name}_total", **LANE) == 0
     assert math.isnan(heard.value("homing_last_success_timestamp_seconds", **LANE) or 0)
+
+
+def test_a_trouble_that_comes_with_every_batch_is_said_once_a_minute() -> None:
+    heard = Heard()
+    for seconds, lane, attempts in (
+        (0.0, "mail_outbox", 3), (1.0, "mail_outbox", 2), (0.0, "open_events", 1), (58.9, "mail_outbox", 4),
+        (0.2, "mail_outbox", 1), (30.0, "mail_outbox", 5),
+    ):  # fmt: skip
+        heard.now += seconds
+        heard.attempts_untold(lane, attempts, DatabaseError("no such table"))
+    said = [(line["lane"], line["rows"], line["error"]) for line in heard.lines.all("attempts.untold")]
+    assert said == [
+        ("mail_outbox", 3, "no such table"),
+        ("open_events", 1, "no such table"),
+        ("mail_outbox", 7, "no such table"),
+    ]
+    assert heard.value("homing_attempts_untold_total", **LANE) == 15, "each is counted"
 
 
 def test_claims_and_successes_have_a_time() -> None:

@@ -128,7 +128,7 @@ async def told(
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await condition():
             await asyncio.sleep(0.02)
 
@@ -304,7 +304,7 @@ async def test_a_message_takes_its_trace_along(
 
 
 async def _received(consumer: Any) -> Sequence[Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (found := await consumer.receive(1, 1.0)):
             pass
     return list(found)

@@ -47,6 +47,8 @@ WAIT_BOUNDS = (
 _MOST_JOB_KINDS = 500
 #: Targets with a label of their own, for the same reason.
 _MOST_TARGETS = 100
+#: Seconds between two lines of the same trouble, which comes back with every batch.
+_SAID_EVERY = 60.0
 #: As much of a stack as it takes to find the place.
 _FRAMES = 12
 
@@ -59,6 +61,7 @@ _COUNTERS = {
     "claimed": ("Rows claimed.", "lane"),
     "lease_losses": ("Claims that another worker took over.", "lane"),
     "stale_settles": ("Attempts whose row had been taken over: nothing was written of them.", "lane"),
+    "attempts_untold": ("Failed attempts of settled messages, of which nothing could be kept.", "lane"),
     "rescues": ("Rows taken back from workers that died.", "lane"),
     "swept": ("Rows ended without an attempt.", "lane state"),
     "pruned_rows": ("Rows deleted because they were old enough.", "lane state"),
@@ -202,7 +205,8 @@ class _OfLane:
     not risen, as Prometheus sees it, and nobody would be alerted.
     """
 
-    def __init__(self, metrics: _Metrics, lane: str) -> None:
+    def __init__(self, metrics: _Metrics, lane: str, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._attempts = metrics.histograms["attempt_duration"].of_lane(lane)
         self._latencies = metrics.histograms["delivery_latency"].of_lane(lane)
         self.observe_attempt, self._observe_latency = self._attempts.observe, self._latencies.observe
@@ -215,6 +219,8 @@ class _OfLane:
         self.count_lease_loss = counters["lease_losses"].labels(lane).inc
         self._count_stale_settle = counters["stale_settles"].labels(lane).inc
         self.count_rescues = counters["rescues"].labels(lane).inc
+        self._count_untold = counters["attempts_untold"].labels(lane).inc
+        self._untold, self._untold_said_at = 0, -math.inf
         # Plain numbers, read when somebody scrapes: to set a gauge takes a lock. None of them is there yet.
         self._claimed_at = self.succeeded_at = math.nan
         metrics.gauges["last_claim_timestamp_seconds"].labels(lane).set_function(lambda: self._claimed_at)
@@ -224,6 +230,16 @@ class _OfLane:
         self._observe_claim(seconds)
         self._count_claimed(count)
         self._claimed_at = time.time()
+
+    def untold(self, attempts: int) -> int:
+        """How many there are to be told of; 0 while that was said less than a minute ago."""
+        self._count_untold(attempts)
+        self._untold += attempts
+        now = self._monotonic()
+        if now - self._untold_said_at < _SAID_EVERY:
+            return 0
+        due, self._untold, self._untold_said_at = self._untold, 0, now
+        return due
 
     @property
     def totals(self) -> Totals:
@@ -254,11 +270,11 @@ class _OfLane:
 class _Lanes(dict[str, _OfLane]):
     """Each lane's, made when it is first asked for."""
 
-    def __init__(self, metrics: _Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: _Metrics, monotonic: Callable[[], float]) -> None:
+        self._metrics, self._monotonic = metrics, monotonic
 
     def __missing__(self, lane: str) -> _OfLane:
-        made = self[lane] = _OfLane(self._metrics, lane)
+        made = self[lane] = _OfLane(self._metrics, lane, self._monotonic)
         return made
 
 
@@ -302,7 +318,11 @@ class Telemetry:
     """Where the engine and the lanes report to."""
 
     def __init__(
-        self, logger: Any = None, registry: CollectorRegistry | None = None, tracing: Tracing | None = None
+        self,
+        logger: Any = None,
+        registry: CollectorRegistry | None = None,
+        tracing: Tracing | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         #: Which trace a message belongs to, and who is told of it.
         self.tracing = tracing or Tracing()
@@ -323,7 +343,7 @@ class Telemetry:
             lambda *labels: metrics.counters["attempts"].labels(*labels).inc
         )
         self._jobs_of = lru_cache(maxsize=4096)(self._counters["jobs_settled"].labels)
-        self._lanes = _Lanes(metrics)
+        self._lanes = _Lanes(metrics, monotonic)
         self._lane = self._lanes.__getitem__
         self._job_kinds = _Known(_MOST_JOB_KINDS, ("other", "other"))
         self._targets = _Known(_MOST_TARGETS, "other")
@@ -378,6 +398,12 @@ class Telemetry:
     def rescued(self, lane: str, requeued: int, charged: int) -> None:
         self._lane(lane).count_rescues(requeued + charged)
         self.log.warning("lease.rescued", lane=lane, requeued=requeued, charged=charged)
+
+    def attempts_untold(self, lane: str, attempts: int, error: Exception) -> None:
+        """Of these nobody can be told later, though their messages are settled; a line a minute says so."""
+        due = self._lane(lane).untold(attempts)
+        if due:
+            self.log.warning("attempts.untold", lane=lane, rows=due, error=str(error))
 
     def swept(self, lane: str, ended: Mapping[str, int]) -> None:
         for state, count in ended.items():

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
+import pytest
+from msgspec.structs import replace
 from tests.access.desk import Desk
 
-from homing.access.audit import Entry, Outcome
+from homing.access.audit import AuditFilter, Entry, Outcome
+from homing.db import load_queries
+from homing.errors import InvalidRequest
 from homing.parts.retention import AUDIT, _of_our_own
 
 OUTCOMES: tuple[Outcome, ...] = ("done", "refused", "failed")
@@ -31,6 +37,50 @@ async def test_entries_are_read_newest_first_by_page_time_and_person(desk: Desk)
     await desk.let_pass("homing_audit", 7200, "at")
     await log.write(Entry("user:ann", "jobs.cancel"))
     assert [row["action"] for row in await log.page(since=now - timedelta(hours=1))] == ["jobs.cancel"]
+
+
+async def test_the_beginning_of_a_name_is_enough(desk: Desk) -> None:
+    log = desk.access.audit
+    people = (
+        "key:abc",
+        "user:ann",
+        "key:xyz",
+        "user:anna",
+        "loopback",
+        "key:abc",
+        "user:a_n",
+        "user:bob",
+        "Key:x",
+    )
+    for number, who in enumerate(people):
+        await log.write(Entry(who, "jobs.requeue", f"{number}"))
+
+    async def found(who: str, **options: Any) -> str:
+        rows = await log.page(who=who, **options)
+        searched = await log.search(AuditFilter(who=who, since=options.get("since")))
+        assert options or [row["id"] for row in searched.rows] == [row["id"] for row in rows]
+        return "".join(row["object"] for row in rows)
+
+    assert await found("key:*") == "520"
+    assert await found("user:an*") == "31", "an underscore is one"
+    assert await found("user:ann*") == "31"
+    assert await found("user:*") == "7631"
+    assert await found("l*") == "4"
+    assert await found("*") == "876543210"
+    assert await found("nobody:*") == await found("key:abcd*") == await found("%*") == ""
+    # In pages, and since a time.
+    first = await log.page(who="key:*", limit=2)
+    assert [row["object"] for row in first] == ["5", "2"]
+    assert await found("key:*", limit=2, before=first[-1]["id"]) == "0"
+    assert await found("key:*", since=datetime.now(UTC) + timedelta(hours=1)) == ""
+
+
+async def test_a_beginning_that_too_many_have_is_refused_in_words(desk: Desk) -> None:
+    log = desk.access.audit
+    await asyncio.gather(*(log.write(Entry(f"user:n{number:03}", "jobs.cancel")) for number in range(201)))
+    with pytest.raises(InvalidRequest, match="more than 200 begin so; write more of the name"):
+        await log.page(who="user:*")
+    assert len(await log.page(who="user:n1*", limit=500)) == 100
 
 
 async def test_many_at_once_are_all_written(desk: Desk) -> None:
@@ -85,3 +135,19 @@ async def test_old_entries_are_pruned_by_how_they_ended(desk: Desk) -> None:
     ids = await rows.candidates(ages, 0, window.last, 100)
     assert await rows.prune(ages, ids) == {"done": 1, "refused": 1}
     assert [row["object"] for row in await log.page()] == ["young", "failed"]
+
+
+@pytest.mark.parametrize("name", ["audit_whos", "audit_page_of_some"])
+async def test_a_beginning_is_looked_for_by_an_index(desk: Desk, name: str) -> None:
+    log, database = desk.access.audit, desk.database
+    entries = [Entry(f"user:n{number % 20}", "jobs.cancel") for number in range(4000)]
+    await asyncio.gather(*(log.write(entry) for entry in entries))
+    await database.run_script("ANALYZE homing_audit")
+    query = load_queries("homing.access", database.dialect)[name]
+    word = "EXPLAIN" if database.dialect == "postgres" else "EXPLAIN QUERY PLAN"
+    given = {"begins": "user:n1", "kind": "user", "most": 5}
+    given |= {"whos": '["user:n1", "user:n2"]', "since": "2026-01-01T00:00:00Z", "before": 2**62, "limit": 5}
+    rows = await database.fetch(replace(query, sql=f"{word} {query.sql}"), given)
+    plan = "\n".join(str(tuple(row)) for row in rows)
+    assert "homing_audit_who" in plan
+    assert not re.search(r"Seq Scan on homing_audit\b|SCAN (homing_audit|a)\b(?! USING)", plan), plan

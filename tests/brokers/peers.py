@@ -9,9 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 import aio_pika
+import pytest
 
 from homing.brokers.base import Broker, Consumer, Message, Publication, Queue
-from homing.brokers.memory import MemoryBroker
+from homing.brokers.memory import MemoryBroker, MemoryConsumer
 from homing.brokers.open import open_broker
 from homing.brokers.sqs import SqsBroker
 from homing.telemetry import Telemetry
@@ -52,6 +53,37 @@ class Peer:
     async def close(self) -> None:
         for broker in self.brokers:
             await broker.close()
+
+
+class LastMoments:
+    """The clock of a `MemoryBroker`: when it is told that somebody has a message, most of that time passes.
+
+    So nobody's own pauses matter, and whoever does not tell it in full loses the message to others.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        extend = MemoryConsumer.extend
+
+        async def told(consumer: MemoryConsumer, messages: Sequence[Message], seconds: float) -> None:
+            await extend(consumer, messages, seconds)
+            self.now += 0.9 * seconds
+
+        monkeypatch.setattr(MemoryConsumer, "extend", told)
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def taken_by(self, other: Consumer, within: float) -> list[Message]:
+        """What another one got until so much time had passed."""
+        taken: list[Message] = []
+
+        async def is_over() -> bool:
+            taken.extend(await other.receive(10, 0.0))
+            return self.now > within
+
+        await until(is_over)
+        return taken
 
 
 def bodies(messages: Sequence[Message]) -> list[bytes]:

@@ -87,7 +87,7 @@ class Routing:
             else Publication(encode_pointer(message), message.message_group_id or message.id, uuid4().hex)
             for message in messages
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             # A broker may refuse for a moment, and then it is for the sender to try again.
             while publications:
                 failures = await self.broker.publish(queue_of(queue, self.visibility), publications)
@@ -140,7 +140,7 @@ def pointer(id: str, group: str | None = None, pool: str = "P") -> MessagePointe
     )
 
 
-async def until(condition: Callable[[], Any], patience: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], patience: float = 60.0) -> None:
     """Look again and again until it is so."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience

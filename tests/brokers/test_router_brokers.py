@@ -37,14 +37,21 @@ async def test_a_200_deletes_and_a_400_comes_again_after_its_delay(peer: Peer) -
         await until(lambda: bench.counted("P", "done") == 26)
         await until(lambda: settled(peer, queue))
     assert {id: len(at) for id, at in times.items()} == {"again": 2, **{f"{n}": 1 for n in range(25)}}
-    assert 0.9 <= times["again"][1] - times["again"][0] < 10
+    # Without the delay it would be hidden for half a minute.
+    assert 0.9 <= times["again"][1] - times["again"][0] < 25
 
 
 @pytest.mark.clause("JOB-12", "JOB-13")
 async def test_groups_go_in_order_and_side_by_side(peer: Peer) -> None:
     queue = new_queue()
 
+    crowded = asyncio.Event()
+
     async def work() -> Mediated:
+        # However slowly they come: so many are under way at once, or nothing goes on.
+        if len(mediator.running) == 4:
+            crowded.set()
+        await crowded.wait()
         await asyncio.sleep(0.02)
         return OK
 
@@ -85,11 +92,11 @@ async def test_a_call_that_takes_longer_than_the_queue_hides_is_made_once(ordere
 
     config = pools(queues=(queue,), P=4)
     broker, other = ordered_peer.open(), ordered_peer.open()
-    async with routing(Mediator(lambda *_: wait()), broker=broker, config=config, visibility=2) as bench:
+    async with routing(Mediator(lambda *_: wait()), broker=broker, config=config, visibility=3) as bench:
         await bench.send(pointer("a"), queue=queue)
         await until(lambda: bench.mediator.running)
-        consumer = await other.consume(Queue(queue, delivery_limit=1000, visibility=2), 10)
-        assert await consumer.receive(10, 4.0) == [], "twice as long as it is hidden"
+        consumer = await other.consume(Queue(queue, delivery_limit=1000, visibility=3), 10)
+        assert await consumer.receive(10, 4.0) == [], "longer than it is hidden"
         go.set()
         await until(lambda: bench.counted("P", "done") == 1)
         await consumer.close()
@@ -133,4 +140,4 @@ async def test_a_queue_that_was_deleted_is_made_again_and_read(peer: Peer) -> No
             await asyncio.sleep(0.2)
             return bench.counted("P", "done") > 1
 
-        await until(arrives, patience=30)
+        await until(arrives)

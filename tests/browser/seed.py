@@ -300,11 +300,13 @@ class Seed:
         states: Mapping[str, Own] = {WORKER: "running", DESERTER: "running", "worker-0.example:9": "stopped"}
         for name, state in states.items():
             await self._door.homing.fleet.beat(*beat_of(name, state), up_seconds=3600.0)
-        await self._door.sql(
-            "UPDATE homing_worker SET seen_at = :at WHERE name = :name RETURNING name",
-            at=self._jobs.time(_later(hours=-1)),
-            name=DESERTER,
-        )
+        # One is heard of for longer than all of these tests last, the other was lost before they began.
+        for name, at in ((WORKER, _later(days=365)), (DESERTER, _later(hours=-1))):
+            await self._door.sql(
+                "UPDATE homing_worker SET seen_at = :at WHERE name = :name RETURNING name",
+                at=self._jobs.time(at),
+                name=name,
+            )
 
     async def _caught(self) -> int:
         source = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from playwright.async_api import (
     expect,
 )
 from tests.browser.seed import Seeded
+from tests.emails import until
 from tests.http.door import Door
 
 from homing.access.scopes import Role
@@ -61,6 +63,12 @@ _CUT = """() => {
 }"""
 
 
+#: Boxes that are narrower than the table in them.
+_BESIDE = """() => [...document.querySelectorAll(".table-box")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => `beside the screen: ${one.ariaLabel}`)"""
+
+
 class Tab:
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -92,10 +100,15 @@ class Tab:
         """Nothing was wrong so far."""
         assert not self.trouble, f"at {self.page.url}: {self.trouble}"
 
-    def forgive(self, word: str) -> None:
-        """What a test has asked for on purpose."""
-        assert any(word in trouble for trouble in self.trouble), self.trouble
+    async def forgive(self, status: int) -> None:
+        """A refusal that a test has asked for; the console tells of it too, perhaps a moment later."""
+        await until(partial(self._has_told_of, status))
+        assert [told for told in self.trouble if str(status) not in told] == []
         self.trouble.clear()
+
+    async def _has_told_of(self, status: int) -> bool:
+        kinds = {told.partition(":")[0] for told in self.trouble if str(status) in told}
+        return kinds == {"answer", "console"}
 
     async def barriers(self, *rules: str) -> list[str]:
         """What axe finds, also what it does not call serious, by all of its rules or by some."""
@@ -113,9 +126,15 @@ class Tab:
         found: list[str] = await self.page.evaluate(_CUT)
         return found
 
-    async def told(self) -> str:
-        """What the page says of the action before."""
-        return (await self.page.locator("#flash").inner_text()).strip()
+    async def tells(self, words: str) -> None:
+        """The page that follows says so; the one before may say something else still."""
+        await expect(self.page.locator("#flash")).to_contain_text(words)
+        await self.page.wait_for_load_state()
+
+    async def beside(self) -> list[str]:
+        """Tables that have to be pushed sideways to be read."""
+        found: list[str] = await self.page.evaluate(_BESIDE)
+        return found
 
     def at(self, path: str) -> str:
         return f"{self.address}{path}"

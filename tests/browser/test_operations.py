@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Browser, Download, expect
 from tests.access.desk import PASSWORD
 from tests.browser.places import asked
-from tests.browser.seed import DESERTER, WORKER, beat_of
+from tests.browser.seed import DESERTER, WORKER
 from tests.browser.tab import NARROW, Desk, Tab
 from tests.emails import until
 
@@ -57,7 +57,7 @@ async def test_a_target_is_paused_limited_tested_and_resumed(
         await page.fill("#max_concurrency", "7")
         await page.fill("#rate_per_second", "2.5")
         await page.click("#limit")
-        assert "limits hold" in await tab.told()
+        await tab.tells("limits hold")
         row = await target_row(desk, target)
         assert (row["max_concurrency"], row["rate_per_second"]) == (7, 2.5)
         before = len(receiver.requests)
@@ -88,6 +88,7 @@ async def test_credentials_are_made_rotated_and_deleted(browser: Browser, desk: 
         assert await tab.barriers() == []
         await tab.open("/credentials")
         await page.get_by_role("link", name="made by hand").click()
+        await page.wait_for_url("**/credentials/one?id=*")
         id = page.url.rpartition("id=")[2]
         assert first not in await page.content()
         await page.click("#rotate")
@@ -140,8 +141,6 @@ async def subscription_state(desk: Desk) -> object:
 
 
 async def test_a_lane_and_a_worker_are_paused_and_leases_released(browser: Browser, desk: Desk) -> None:
-    fleet = desk.door.homing.fleet
-    await fleet.beat(*beat_of(WORKER, "running"), up_seconds=1.0)
     async with desk.tab(browser, "operator") as tab:
         page = tab.page
         await tab.open("/workers")
@@ -150,6 +149,7 @@ async def test_a_lane_and_a_worker_are_paused_and_leases_released(browser: Brows
         await expect(page.get_by_role("button", name="Resume Mails")).to_be_visible()
         assert await pauses(desk) == [("lane", "mail_outbox", "the relay is moved")]
         await choose(tab, "Resume Mails")
+        await expect(page.get_by_role("button", name="Pause Mails")).to_be_visible()
         await page.get_by_label(f"Why {WORKER} is paused").fill("the machine is moved")
         await choose(tab, f"Pause {WORKER}")
         await confirm(tab)
@@ -160,7 +160,7 @@ async def test_a_lane_and_a_worker_are_paused_and_leases_released(browser: Brows
         assert await pauses(desk) == []
         await choose(tab, f"Release the leases of {DESERTER}")
         await confirm(tab)
-        await expect(page.locator("#flash")).to_be_visible()
+        await expect(page.get_by_role("button", name=f"Release the leases of {DESERTER}")).to_have_count(0)
     assert await desk.state(desk.seeded.ids["mail.running"]) == "queued"
     assert len(await done_by(desk, "user:operator", "workers.")) == 5
 
@@ -176,7 +176,7 @@ async def test_the_router_is_configured_by_a_form_and_as_json(browser: Browser, 
         await page.locator("input[name^=pool_a_]").last.fill("slow")
         await page.locator("input[name^=pool_b_]").last.fill("3")
         await page.click("#save")
-        assert "Every router" in await tab.told()
+        await tab.tells("Every router")
         config, version = await desk.door.homing.router_configs.current()
         assert ("slow", 3) in [(pool.code, pool.concurrency) for pool in config.processing_pools]
         await page.get_by_text("The whole as JSON").click()
@@ -184,11 +184,11 @@ async def test_the_router_is_configured_by_a_form_and_as_json(browser: Browser, 
         await page.fill("#config", text.replace('"concurrency": 3', '"concurrency": -3'))
         await page.click("#save-json")
         await expect(page.locator("#refused")).to_be_visible()
-        tab.trouble.clear()
+        await tab.forgive(422)
         assert (await desk.door.homing.router_configs.current())[1] == version, "nothing was changed"
         await page.fill("#config", text.replace('"concurrency": 3', '"concurrency": 4'))
         await page.click("#save-json")
-        assert "Every router" in await tab.told()
+        await tab.tells("Every router")
     config, _ = await desk.door.homing.router_configs.current()
     assert ("slow", 4) in [(pool.code, pool.concurrency) for pool in config.processing_pools]
 
@@ -205,8 +205,9 @@ async def test_alerts_are_tried_and_silenced(browser: Browser, desk: Desk) -> No
         await expect(tab.page.get_by_role("button", name=f"End the silence of {cause}")).to_be_visible()
         assert [one.cause for one in await desk.door.homing.alerts.silenced()] == [cause]
         await choose(tab, f"End the silence of {cause}")
+        await expect(tab.page.get_by_role("button", name=f"Silence {cause}", exact=True)).to_be_visible()
         await choose(tab, "Send a test")
-        assert "is on its way" in await tab.told()
+        await tab.tells("is on its way")
         assert await tab.overflow() == []
         assert await tab.barriers() == []
     mails = await desk.door.sql("SELECT id FROM mail_outbox WHERE to_address = 'oncall@example.org'")
@@ -266,16 +267,17 @@ async def test_people_are_added_changed_and_removed(browser: Browser, desk: Desk
         await page.select_option("#user-role", "viewer")
         await page.click("#add-user")
         password = await page.locator("#secret").inner_text()
-        async with httpx.AsyncClient(base_url=desk.door.address) as client:
+        async with httpx.AsyncClient(base_url=desk.door.address, timeout=30) as client:
             assert await logs_in(client, "zora", password)
             await page.click("#done")
             await page.get_by_label("Role of zora", exact=True).select_option("operator")
             await choose(tab, "Change the role of zora")
+            await tab.tells("zora")
             assert await role_of(desk, "zora") == "operator"
             assert await logs_in(client, "zora", password)
             assert await is_let_in(client)
             await choose(tab, "Log out zora everywhere")
-            await expect(page.locator("#flash")).to_be_visible()
+            await tab.tells("zora is logged out everywhere.")
             await until(lambda: is_let_out(client))
             await choose(tab, "New password for zora")
             await confirm(tab)
@@ -285,6 +287,7 @@ async def test_people_are_added_changed_and_removed(browser: Browser, desk: Desk
         await page.click("#done")
         await choose(tab, "Remove zora")
         await confirm(tab)
+        await tab.tells("zora is removed")
         await expect(page.get_by_text("zora", exact=True)).to_have_count(0)
     assert await role_of(desk, "zora") is None
 
@@ -332,13 +335,13 @@ async def test_somebody_logs_in_changes_the_theme_and_logs_out(browser: Browser,
     async with desk.tab(browser, None, width=NARROW) as tab:
         page = tab.page
         await tab.open("/targets")
-        tab.forgive("401")
+        await tab.forgive(401)
         await page.fill("#name", "operator")
         await page.fill("#password", "not this one")
         await choose(tab, "Log in")
         await expect(page.get_by_role("alert")).to_contain_text("do not belong together")
         assert await tab.barriers() == []
-        tab.forgive("401")
+        await tab.forgive(401)
         await page.fill("#name", "operator")
         await page.fill("#password", PASSWORD)
         await choose(tab, "Log in")
@@ -353,7 +356,7 @@ async def test_somebody_logs_in_changes_the_theme_and_logs_out(browser: Browser,
         await page.wait_for_url("**/login")
         await tab.open("/")
         await expect(page.locator("#password")).to_be_visible()
-        tab.forgive("401")
+        await tab.forgive(401)
     told = [(who, action, outcome) for who, action, _, outcome in await desk.audited()]
     assert ("user:operator", "session.close", "done") in told
 

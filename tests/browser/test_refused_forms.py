@@ -18,7 +18,7 @@ async def refused(tab: Tab, field: str, why: str) -> None:
     await expect(page.locator(f'{field}[aria-invalid="true"][aria-describedby="mistake"]')).to_have_count(1)
     await expect(page.locator("#mistake")).to_contain_text(why)
     await expect(page.locator("#mistake")).to_be_in_viewport()
-    tab.forgive("422")
+    await tab.forgive(422)
     assert await tab.barriers() == []
     assert await tab.overflow() == []
 
@@ -71,7 +71,7 @@ async def test_the_same_without_a_script(browser: Browser, desk: Desk) -> None:
         await page.fill("#q", "status:dead lane:mail_outbox")
         await page.click("#count-again")
         await expect(page.locator("#count")).to_contain_text("would be requeued")
-        tab.forgive("422")
+        await tab.forgive(422)
 
 
 async def test_a_list_that_waits_keeps_no_more_than_it_would_show(browser: Browser, desk: Desk) -> None:

@@ -75,6 +75,7 @@ class Walk:
             await self._tab.open(path)
             await forgive_a_refusal(self._tab, path)
             found[path] = await wrong_with(self._tab)
+            found[path] += await self._tab.beside() if self._width == NARROW else []
             for scheme in self._examined(place, path):
                 found[path] += await barriers_in(self._tab, scheme)
         return found
@@ -104,7 +105,7 @@ async def forgive_a_refusal(tab: Tab, path: str) -> None:
     """What was asked for cannot be, or not by this person: then the page says why."""
     if path.partition("?")[0] in REFUSING and any("422" in trouble for trouble in tab.trouble):
         await expect(tab.page.locator("#refused, #mistake").first).to_be_visible()
-        tab.forgive("422")
+        await tab.forgive(422)
 
 
 async def wrong_with(tab: Tab) -> list[str]:

@@ -78,6 +78,13 @@ def test_all_that_are_meant_are_changed_and_the_run_is_listed(bulk: Bulk, sqlite
         (1, "requeue", "done", 5),
     ]
     assert runs[0]["createdBy"].startswith("cli:")
+
+
+def test_a_message_tells_the_runs_that_changed_it(bulk: Bulk, homing: Homing, sqlite_url: str) -> None:
+    assert bulk("requeue", DEAD, "--yes").returncode == 0
+    shown = homing("show", "outbox_5", HOMING_DATABASE_URL=sqlite_url)
+    assert "  Requeued by bulk run 1 of cli:" in shown.stdout, shown.stderr
+    assert "bulk run" not in homing("show", "outbox_6", HOMING_DATABASE_URL=sqlite_url).stdout
     assert DEAD in bulk("list").stdout
 
 

@@ -411,7 +411,7 @@ async def test_claims_go_on_during_a_prune(database_url: str) -> None:
         assert await pruning == {"sent": 8_000}
         assert delivered >= 3
         assert len(works.sender.delivered) == delivered
-        assert slowest < 5.0, "a batch is a moment, on a busy machine too"
+        assert slowest < 15.0, "a batch is a moment, on a busy machine too"
 
 
 async def test_a_prune_waits_for_no_row_and_no_claim_waits_for_it(postgres_url: str) -> None:
@@ -432,8 +432,8 @@ async def test_a_prune_waits_for_no_row_and_no_claim_waits_for_it(postgres_url: 
         }
         gone = await other.fetch(query.sql, *[parameters[name] for name in query.parameters])
         assert len(gone) == 2
-        assert await asyncio.wait_for(step.table.prune(step.ages, old), 5) == {"sent": 1}
-        assert sorted(await asyncio.wait_for(lane.deliver(), 5)) == due
+        assert await asyncio.wait_for(step.table.prune(step.ages, old), 60) == {"sent": 1}
+        assert sorted(await asyncio.wait_for(lane.deliver(), 60)) == due
         await held.commit()
         await other.close()
         assert await ids(Tables(lane.homing.database), "mail_outbox") == due

@@ -110,11 +110,11 @@ async def test_wake_ups_reach_other_processes(mongodb_url: str) -> None:
     try:
         there.listen("jobs", heard.set)
         # A listener is woken when it begins, for whatever it missed.
-        await asyncio.wait_for(heard.wait(), 10)
+        await asyncio.wait_for(heard.wait(), 60)
         for _ in range(3):
             heard.clear()
             here.announce("jobs")
-            await asyncio.wait_for(heard.wait(), 10)
+            await asyncio.wait_for(heard.wait(), 60)
     finally:
         await here.close()
         await there.close()

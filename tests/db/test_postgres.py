@@ -82,10 +82,14 @@ async def test_a_row_that_another_holds_too_long_is_a_conflict(postgres_url: str
     async with bench(postgres_url) as opened:
         (held,) = await opened.insert()
         holder = PostgresDatabase(postgres_url)
-        lock = "SELECT pg_sleep(5) FROM (SELECT id FROM mail_outbox FOR UPDATE) AS held"
+        lock = "SELECT pg_sleep(18) FROM (SELECT id FROM mail_outbox FOR UPDATE) AS held"
         holding = asyncio.create_task(holder.fetch(Query("hold", lock, (), writes=True), {}))
         try:
-            sleeping = "SELECT 1 AS one FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            # Other tests may have somebody sleep on the same server.
+            sleeping = (
+                "SELECT 1 AS one FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event = 'PgSleep'"
+            )
             await until(partial(_found, postgres_url, sleeping))
             assert await opened.outbox.claim(1) == [], "a claim steps over it"
             with pytest.raises(Conflict, match="holds the lock"):
@@ -153,7 +157,7 @@ async def test_connections_that_were_cut_are_replaced(proxy: TcpProxy, postgres_
     try:
         await asyncio.gather(*(database.fetch(ONE, {}) for _ in range(8)))
         proxy.reset_all()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     assert (await database.fetch(ONE, {}))[0]["one"] == 1
@@ -299,7 +303,7 @@ async def test_a_hundred_settlements_with_cuts_are_each_charged_once(
                 proxy.lose(f"cut-{number}".encode())
             with pytest.raises(Unreachable):
                 await opened.outbox.settle([(claim, settlement)])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 settled = await opened.outbox.settle([(claim, settlement)])
             row = await opened.row(one)
             assert (row["status"], row["retry_count"]) == ("queued", 1), number
@@ -312,7 +316,7 @@ async def test_a_hundred_settlements_with_cuts_are_each_charged_once(
 @pytest.mark.slow
 async def test_a_silent_network_costs_no_lease(proxy: TcpProxy, postgres_url: str) -> None:
     """A renewal that hears nothing keeps nobody waiting: the next goes beside it, and gets through."""
-    async with bench(through(proxy, postgres_url), dispatch_lease_seconds=3.0) as opened:
+    async with bench(through(proxy, postgres_url), dispatch_lease_seconds=6.0) as opened:
         (one,) = await opened.insert()
         hold = asyncio.Event()
         send = opened.sender.send
@@ -333,7 +337,7 @@ async def test_a_silent_network_costs_no_lease(proxy: TcpProxy, postgres_url: st
         )
         proxy.to_client = Fault()
         renewed = (
-            "SELECT 1 AS one FROM mail_outbox WHERE lease_expires_at > last_attempt_at + '4.7 s'::interval"
+            "SELECT 1 AS one FROM mail_outbox WHERE lease_expires_at > last_attempt_at + '9.4 s'::interval"
         )
         await until(partial(_found, postgres_url, renewed))
         assert not unheard.done()
@@ -352,7 +356,7 @@ async def test_a_cancelled_statement_does_not_wait_for_its_answer(proxy: TcpProx
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await database.fetch(ONE, {})
-        assert monotonic() - began < 1
+        assert monotonic() - began < 10, "a statement has twenty seconds"
         proxy.to_client = Fault()
         assert (await database.fetch(ONE, {}))[0]["one"] == 1
     finally:

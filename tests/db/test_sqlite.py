@@ -107,7 +107,7 @@ async def test_two_processes_write_and_claim_side_by_side(sqlite_url: str) -> No
         path = sqlite_url.removeprefix("sqlite:///")
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, path)
         taken: list[int] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(taken) < 60:
                 for claims in await asyncio.gather(first.outbox.claim(7), second.outbox.claim(7)):
                     taken += [claim.id for claim in claims]

@@ -81,6 +81,11 @@ class Bench:
         writes = not sql.lstrip().upper().startswith("SELECT")
         return await self.homing.database.fetch(Query("test", sql, (), writes), {})
 
+    def untold(self, lane: str) -> float | None:
+        """So many failed attempts of the lane were not kept."""
+        registry = self.homing.telemetry.registry
+        return registry.get_sample_value("homing_attempts_untold_total", {"lane": lane})
+
     async def find(self, line: str, **options: Any) -> Found:
         wanted = read(line, datetime(2026, 1, 2, tzinfo=UTC))
         assert isinstance(wanted, Wanted), wanted

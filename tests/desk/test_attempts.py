@@ -23,6 +23,8 @@ pytestmark = pytest.mark.clause("RTY-15", "NTF-16")
 BUSY = RetryIn(0.0, Failure("rate_limited", "come\x00 later \ud800"), millis=1250)
 AWAY = RetryIn(0.0, Failure("network_error", "no route"), charged=False, millis=10)
 LANES = ("mail_outbox", "email_log", "open_events")
+#: As metrics name them.
+STAGES = {lane: "email_log:send" if lane == "email_log" else lane for lane in LANES}
 TABLES = {
     "mail_outbox": ("mail_outbox", "id"),
     "email_log": ("email_log", "id"),
@@ -223,6 +225,19 @@ async def test_a_story_that_cannot_be_kept_holds_up_no_settlement(lanes: Bench, 
     claim = await one.claim()
     await lanes.run("DROP TABLE homing_attempt")
     assert await one.store.settle([(claim, BUSY)]) == {one.number}
+    assert lanes.untold(STAGES[lane]) == 1, "and somebody is told that it is missing"
+
+
+async def test_only_what_was_settled_and_charged_is_missed(lanes: Bench) -> None:
+    one = Tried(lanes, "mail_outbox")
+    late = await one.claim()
+    await lanes.run("UPDATE mail_outbox SET claim_seq = claim_seq + 1 WHERE id = 2")
+    await lanes.run("DROP TABLE homing_attempt")
+    assert await one.store.settle([(late, BUSY)]) == set()
+    assert lanes.untold("mail_outbox") is None, "another worker tells of it"
+    await lanes.run("UPDATE mail_outbox SET claim_seq = claim_seq - 1 WHERE id = 2")
+    assert await one.store.settle([(late, AWAY)]) == {one.number}
+    assert lanes.untold("mail_outbox") is None, "that was no attempt"
 
 
 async def test_a_delivery_in_the_first_moment_of_all_is_shown(lanes: Bench) -> None:

@@ -195,8 +195,8 @@ async def test_pages_say_that_there_are_more_and_how_old_a_figure_is(
         assert 'failed <strong class="num">7</strong>' in first
         assert ">100k+<" in first
         assert "counted" not in first
-        assert '<td class="num">100,000+</td>' in queues
+        assert 'data-name="Waiting">100,000+</td>' in queues
         seen = Snapshot({"queued": 3_000_000, "sent": 5, "failed": 7}, 0.0, age=125.0)
         day, queues = await ann.read("/?hours=24"), await ann.read("/queues")
         assert day.count("; counted 2 min ago") == 4
-        assert '<td class="num">3,000,000<br><small class="quiet">2 min ago</small></td>' in queues
+        assert 'data-name="Waiting">3,000,000<br><small class="quiet">2 min ago</small></td>' in queues

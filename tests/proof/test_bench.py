@@ -131,7 +131,7 @@ async def test_a_run_goes_in_turns_and_has_a_line_for_everybody(
 async def test_a_child_that_fails_says_why(postgres_url: str) -> None:
     job = Job("homing.proof.bench.limit:Limit", 1, smtp_port=1, postgres_url=postgres_url)
     with pytest.raises(HomingError, match="Connect"):
-        await in_child("homing.proof.bench.contender:run_round", job, Round, seconds=30)
+        await in_child("homing.proof.bench.contender:run_round", job, Round, seconds=60)
 
 
 # ── the other measurements ───────────────────────────────────────────────────────────────────────

@@ -43,6 +43,8 @@ async def test_every_page_and_query_line_is_asked(postgres_server: Postgres) -> 
         console.print(desk_table(table))
     told = " ".join(capture.get().split())
     assert "20,000 messages, 50 % waiting" in told
+    assert f"A look of the alerts took {line.alerts_p95_ms:.0f} ms (p95)." in told
+    assert line.alerts_p95_ms > 0
     assert "400 dead jobs were requeued in" in told
     assert "The slowest first answer of a process took" in told
 

@@ -130,7 +130,7 @@ async def test_scheduler_killed_between_publish_and_settle(
 
         proxy.lose(b'"published":true')
         victim = start("victim", SCHEDULE, behind)
-        assert await until(lambda: _is(proxy.sprung == 1), 30), victim.log.read_text()
+        assert await until(lambda: _is(proxy.sprung == 1), 60), victim.log.read_text()
         (held,) = await table.held()
         victim.kill()
         assert held.owner == victim.owner, "it had claimed the row, and had published: it came to settle"
@@ -140,10 +140,10 @@ async def test_scheduler_killed_between_publish_and_settle(
 
         successor = start("successor", SCHEDULE, postgres_url)
         published = 1 if message_is == "lost" else 2
-        assert await until(lambda: _waits(queue, published), 30), successor.log.read_text()
+        assert await until(lambda: _waits(queue, published), 60), successor.log.read_text()
         sender = start("sender", SEND, postgres_url)
-        assert await until(lambda: _all_sent(table), 30), sender.log.read_text()
-        assert await until(lambda: _waits(queue, 0), 10)
+        assert await until(lambda: _all_sent(table), 60), sender.log.read_text()
+        assert await until(lambda: _waits(queue, 0), 60)
         await asyncio.gather(successor.end(), sender.end())
         (end,) = await table.ends()
         assert (end.status, end.attempt_count, end.locked, end.completed) == ("Sent", 0, False, True)

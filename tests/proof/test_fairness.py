@@ -14,7 +14,7 @@ from homing.testing.components.postgres import Postgres
 async def test_targets_that_drip_keep_no_healthy_job_waiting(
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four times as many slow jobs as slots: a healthy one that waited for a slow one would wait for 3 s."""
+    """Four times as many slow jobs as slots: a healthy one that waited for a slow one would wait for 20 s."""
     waits: dict[int, Waits] = {}
     one_run = bench._one_run
 
@@ -24,10 +24,12 @@ async def test_targets_that_drip_keep_no_healthy_job_waiting(
 
     monkeypatch.setattr(bench, "_one_run", noted)
     monkeypatch.setattr(bench, "ARRIVALS", {"all at once": 0.0})
+    # So that no pause of the machine looks like it.
+    monkeypatch.setattr(bench, "_DEADLINE", 20.0)
     steps: list[str] = []
     plan = FairnessPlan(targets=20, jobs_per_target=20, slots=100)
     table = await fairness(plan, 1, steps.append, postgres_url=postgres_server.url())
-    assert waits[2].longest < 3.0, waits
+    assert waits[2].longest < 15.0, waits
     assert (table.jobs, table.targets, len(steps)) == (400, 20, 2)
     (line,) = table.lines
     assert line.ratio.values == (waits[2].p95 / waits[1].p95,)

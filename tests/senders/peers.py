@@ -44,7 +44,7 @@ def sender_to(peer: SmtpSink | str, *, limits: Limits | None = None, **options: 
 
 async def until(condition: Callable[[], object], what: str) -> None:
     """Wait for a condition, and say which one it was if it never came."""
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.005)

@@ -200,4 +200,5 @@ def test_a_text_of_four_times_the_length_takes_about_four_times_as_long(piece: s
         hide_tokens(text)
         return time.process_time() - begun
 
-    assert took(text * 4) < 10 * max(took(text), 0.01)
+    # A collection of garbage may fall into one of them.
+    assert any(took(text * 4) < 10 * max(took(text), 0.01) for _ in range(3))

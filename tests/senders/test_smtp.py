@@ -544,7 +544,8 @@ class TestNetwork:
     )
     async def test_after_the_last_byte_it_is_unknown(self, act: Act) -> None:
         async with SmtpSink(script=answers(dot=act)) as sink:
-            result = await attempt(sink, limits=QUICK)
+            # Only the end is impatient: what comes before must not fail on a busy machine.
+            result = await attempt(sink, limits=replace(QUICK, command=30, deadline=60))
         assert (result.status, result.attempted, result.unknown) == ("retryable", True, True)
         assert code_of(result) is SendErrorCode.UNKNOWN
         assert result.verdicts == {}
@@ -650,7 +651,7 @@ class TestNetwork:
 
     async def test_the_deadline_holds_for_a_mail_that_waits(self) -> None:
         async with SmtpSink(script=answers(dot=stall())) as sink:
-            limits = replace(QUICK, deadline=0.5, dot=0.3, command=5)
+            limits = replace(QUICK, deadline=1.2, dot=0.7, command=5)
             sender = sender_to(sink, connections=1, limits=limits)
             results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(8)])
             await sender.close()
@@ -841,7 +842,7 @@ class TestCancelling:
 @pytest.mark.clause("OUT-06")
 class TestBreaking:
     async def test_an_outage_costs_five_attempts_and_no_more(self, unused_tcp_port: int) -> None:
-        sender = sender_to(f"smtp://127.0.0.1:{unused_tcp_port}")
+        sender = sender_to(f"smtp://127.0.0.1:{unused_tcp_port}", breaker=Breaker(lambda: 0.0))
         results = await asyncio.gather(*[sender.send(mail(number=n)) for n in range(100)])
         assert {r.status for r in results} == {"retryable"}
         assert sum(r.attempted for r in results) == 5

@@ -177,7 +177,7 @@ class TestConnections:
             HttpSink(lambda _: Answer(silent=True)) as sink,
             sender_for(connections_per_host=1) as sender,
         ):
-            first = asyncio.create_task(sender.send(post(sink.url, timeout=5)))
+            first = asyncio.create_task(sender.send(post(sink.url, timeout=60)))
             await sink.received(1)
             result = await sender.send(post(sink.url, timeout=0.1))
             assert (result.error_code, result.unknown) == ("timeout", False)

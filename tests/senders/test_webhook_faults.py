@@ -96,14 +96,20 @@ async def test_each_fault_is_a_value(fault: str) -> None:
     settings, (status, code, unknown) = FAULTS[fault]
     patience = SHORT if code == "timeout" else 10.0
     async with HttpSink(**settings) as sink, sender_for() as sender:
+        if code == "timeout":
+            # On a connection that is open already the request is written at once, however busy we are.
+            script, sink.script = sink.script, None
+            assert (await sender.send(post(f"{sink.url}/"))).status == 200
+            sink.script = script
+        before = sink.count
         result = await sender.send(post(f"{sink.url}/", timeout=patience))
         assert (result.status, result.error_code) == (status, code)
         assert unknown in {None, result.unknown}
         assert result.message
         assert "127.0.0.1" not in result.message
-        assert sink.count <= 1
+        assert sink.count <= before + 1
         if code == "timeout":
-            assert SHORT * 0.9 < result.seconds < SHORT + 2
+            assert SHORT * 0.9 < result.seconds < SHORT + 10
         # The broken connection is gone: another request gets a fresh one, or fails on its own.
         await until(lambda: not sink.connections, "the connection to be closed")
         sink.script, sink.on_connect = None, None
@@ -247,7 +253,7 @@ class TestDeadline:
             result = await sender.send(post(sink.url, timeout=total))
             assert (result.status, result.error_code) == (None, "timeout")
             assert result.message == f"no answer within {total:g} s"
-            assert total * 0.9 <= result.seconds < total + 2
+            assert total * 0.9 <= result.seconds < total + 10
 
     async def test_of_a_dripping_body(self) -> None:
         headers = b"HTTP/1.1 202 Taken\r\nContent-Length: 9999\r\n\r\n"

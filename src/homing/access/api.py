@@ -109,7 +109,7 @@ class AccessApi(Controller):
         before: FromQuery[int | None] = None,
         limit: FromQuery[int] = 50,
     ) -> AuditPage:
-        """`who` is `key:ID`, `user:NAME`, `cli:NAME` or `loopback`."""
+        """`who` is `key:ID`, `user:NAME`, `cli:NAME@HOST` or `loopback`; or a beginning and `*`: `key:*`."""
         if not 1 <= limit <= _MOST_LISTED:
             raise InvalidRequest(f"limit must be from 1 to {_MOST_LISTED}", "limit")
         if before is not None and not 0 <= before <= _LARGEST_ID:

@@ -30,6 +30,10 @@ _MOST_ACTIONS = 200
 #: What stands before a name in `who`.
 _KINDS = ("user", "cli", "key")
 _MOST_NAMED = 5
+#: So many may be meant by the beginning of a name.
+_MOST_MEANT = 200
+#: After the beginning of a name, or of an action.
+_REST = "*"
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.json.Encoder().encode
@@ -49,8 +53,8 @@ class AuditFilter(Struct, frozen=True):
     """Which entries; what is None is not asked for."""
 
     since: datetime | None = None
+    #: Whole, or its beginning and `*`; and so of the action.
     who: str | None = None
-    #: Whole, or its beginning and `*`.
     action: str | None = None
     outcome: Outcome | None = None
     object: str | None = None
@@ -140,15 +144,30 @@ class AuditLog:
         before: int | None = None,
         limit: int = 50,
     ) -> Sequence[Row]:
-        """Newest first; `before` is the id that the last page ended with."""
-        query = self._queries["audit_page" if who is None else "audit_page_of"]
+        """Newest first; `before` is the id that the last page ended with.
+
+        `who` is whole, or its beginning and `*`.
+        """
         given = {
             "since": iso(since or _BEGINNING),
-            "who": who,
             "before": _LAST if before is None else before,
             "limit": limit,
         }
-        return await self._database.fetch(query, given)
+        whole, begins = _read(who)
+        if whole is not None:
+            return await self._database.fetch(self._queries["audit_page_of"], {**given, "who": whole})
+        if begins:
+            whos = _encode(await self._called(begins)).decode()
+            return await self._database.fetch(self._queries["audit_page_of_some"], {**given, "whos": whos})
+        return await self._database.fetch(self._queries["audit_page"], given)
+
+    async def _called(self, begins: str) -> list[str]:
+        """Who has entries and is called so; raises `InvalidRequest` where they are too many."""
+        given = {"begins": begins, "kind": begins.partition(":")[0], "most": _MOST_MEANT + 1}
+        rows = await self._database.fetch(self._queries["audit_whos"], given)
+        if len(rows) > _MOST_MEANT:
+            raise InvalidRequest(f"who: more than {_MOST_MEANT} begin so; write more of the name", "who")
+        return [row["who"] for row in rows]
 
     async def search(self, wanted: AuditFilter, *, before: int | None = None, limit: int = 50) -> AuditFound:
         """As `page`, by more; where few of many are meant it looks so far and no further at a time."""
@@ -181,10 +200,10 @@ class AuditLog:
 
 def _asked(wanted: AuditFilter) -> tuple[str, dict[str, Any]]:
     """The query whose index leaves the fewest to look through, and its parameters."""
-    whole = wanted.action if wanted.action is None or not wanted.action.endswith("*") else None
-    begins = wanted.action.removesuffix("*") if wanted.action is not None and whole is None else None
+    whole, begins = _read(wanted.action)
+    who, who_begins = _read(wanted.who)
     name = "audit_search"
-    if wanted.who is not None:
+    if who is not None:
         name = "audit_search_of"
     elif wanted.outcome not in {None, "done"}:
         name = "audit_search_not_done"
@@ -192,9 +211,16 @@ def _asked(wanted: AuditFilter) -> tuple[str, dict[str, Any]]:
         name = "audit_search_action"
     since = iso(wanted.since or _BEGINNING)
     return name, {
-        "since": since, "who": wanted.who, "action": whole, "begins": begins, "outcome": wanted.outcome,
-        "object": wanted.object,
+        "since": since, "who": who, "who_begins": who_begins, "action": whole, "begins": begins,
+        "outcome": wanted.outcome, "object": wanted.object,
     }  # fmt: skip
+
+
+def _read(text: str | None) -> tuple[str | None, str | None]:
+    """The whole of a name, or its beginning."""
+    if text is None or not text.endswith(_REST):
+        return text, None
+    return None, text.removesuffix(_REST)
 
 
 def as_text(*entries: Entry) -> str:

@@ -168,6 +168,29 @@ FROM (SELECT * FROM homing_audit
 LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
 ORDER BY a.id DESC
 
+-- name: audit_whos
+-- Who has entries and is called so, one jump in the index for each. Among those of a kind the database's order may put
+-- others between them, so that all of it are gone through.
+WITH RECURSIVE step(who) AS (
+    SELECT min(who) FROM homing_audit WHERE who >= :begins
+    UNION ALL
+    SELECT (SELECT min(a.who) FROM homing_audit AS a WHERE a.who > step.who)
+    FROM step WHERE starts_with(step.who, :kind)
+)
+SELECT who FROM step WHERE starts_with(who, :begins) LIMIT :most
+
+-- name: audit_page_of_some
+SELECT {entry}
+FROM (SELECT newest.id
+      FROM jsonb_array_elements_text(:whos::text::jsonb) AS w (who)
+      CROSS JOIN LATERAL (SELECT id FROM homing_audit
+                          WHERE who = w.who AND id < :before AND {since}
+                          ORDER BY id DESC LIMIT :limit) AS newest
+      ORDER BY newest.id DESC LIMIT :limit) AS meant
+JOIN homing_audit a USING (id)
+LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
+ORDER BY a.id DESC
+
 -- fragment: since
 -- Ids rise with time, so a time is looked for once and not compared with every row.
 id >= coalesce((SELECT id FROM homing_audit WHERE at >= :since::text::timestamptz ORDER BY at, id LIMIT 1), :before)
@@ -177,7 +200,8 @@ id >= coalesce((SELECT id FROM homing_audit WHERE at >= :since::text::timestampt
 SELECT {entry}, seen.least AS looked_until, seen.count AS looked_at
 FROM (SELECT min(id) AS least, count(*) AS count FROM looked) AS seen
 LEFT JOIN (SELECT id FROM looked
-           WHERE (:who::text IS NULL OR who = :who) AND (:action::text IS NULL OR action = :action)
+           WHERE (:who::text IS NULL OR who = :who)
+             AND (:who_begins::text IS NULL OR starts_with(who, :who_begins)) AND (:action::text IS NULL OR action = :action)
              AND (:begins::text IS NULL OR starts_with(action, :begins))
              AND (:outcome::text IS NULL OR outcome = :outcome) AND (:object::text IS NULL OR object = :object)
            ORDER BY id DESC LIMIT :limit) AS meant ON true

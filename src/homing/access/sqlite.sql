@@ -170,6 +170,30 @@ FROM (SELECT * FROM homing_audit
 LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
 ORDER BY a.id DESC
 
+-- name: audit_whos
+-- Who has entries and is called so, one jump in the index for each.
+WITH RECURSIVE step(who) AS (
+    SELECT min(who) FROM homing_audit WHERE who >= :begins
+    UNION ALL
+    SELECT (SELECT min(a.who) FROM homing_audit AS a WHERE a.who > step.who)
+    FROM step WHERE substr(step.who, 1, length(:kind)) = :kind
+)
+SELECT who FROM step WHERE substr(who, 1, length(:begins)) = :begins LIMIT :most
+
+-- name: audit_page_of_some
+-- CROSS JOIN: in this order, or it would read the whole table.
+SELECT {entry}
+FROM (SELECT newest.id
+      FROM json_each(:whos) AS w
+      CROSS JOIN homing_audit AS newest ON newest.id IN (
+          SELECT id FROM homing_audit
+          WHERE who = w.value AND id < :before AND {since}
+          ORDER BY id DESC LIMIT :limit)
+      ORDER BY newest.id DESC LIMIT :limit) AS meant
+CROSS JOIN homing_audit a ON a.id = meant.id
+LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
+ORDER BY a.id DESC
+
 -- fragment: since
 -- Ids rise with time, so a time is looked for once and not compared with every row.
 id >= coalesce((SELECT id FROM homing_audit WHERE at >= :since ORDER BY at, id LIMIT 1), :before)
@@ -179,7 +203,8 @@ id >= coalesce((SELECT id FROM homing_audit WHERE at >= :since ORDER BY at, id L
 SELECT {entry}, seen.least AS looked_until, seen.count AS looked_at
 FROM (SELECT min(id) AS least, count(*) AS count FROM looked) AS seen
 LEFT JOIN (SELECT id FROM looked
-           WHERE (:who IS NULL OR who = :who) AND (:action IS NULL OR action = :action)
+           WHERE (:who IS NULL OR who = :who)
+             AND (:who_begins IS NULL OR substr(who, 1, length(:who_begins)) = :who_begins) AND (:action IS NULL OR action = :action)
              AND (:begins IS NULL OR substr(action, 1, length(:begins)) = :begins)
              AND (:outcome IS NULL OR outcome = :outcome) AND (:object IS NULL OR object = :object)
            ORDER BY id DESC LIMIT :limit) AS meant ON true

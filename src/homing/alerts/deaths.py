@@ -15,6 +15,7 @@ from homing.alerts.store import AlertStore, Deaths
 from homing.db import Database, Dialect, Queries, load_queries
 from homing.engine.likeness import code_like
 from homing.errors import Refused
+from homing.messages.searched import fetch_by_index
 from homing.senders.addresses import CONTROL
 
 #: So many are counted in one step, and so many steps are made in one round.
@@ -90,7 +91,7 @@ class FoundDeaths:
         self._query = load_queries(f"homing.lanes.{lane}", database.dialect, "alerts")["newest_dead"]
 
     async def take_up(self) -> None:
-        rows = await self._database.fetch(self._query, {"limit": _NEWEST})
+        rows = await fetch_by_index(self._database, self._query, {"limit": _NEWEST})
         # One that was requeued and died again was tried at another time.
         found = {f"{row['id']}{_TRIED}{row['last_attempt_at']}": row for row in rows}
         known = await self._store.seen(self._lane)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from rich.table import Table
 
+from homing.cli.listener import printable
+from homing.cli.options import print_table
 from homing.cli.tables import Column, listing
 
 if TYPE_CHECKING:
@@ -50,6 +52,14 @@ def _tried(step: Step) -> Tried:
         step.error,
         step.unknown,
     )
+
+
+def print_runs(steps: Sequence[Step]) -> None:
+    """What bulk runs did with it, a line each."""
+    from homing.db import iso
+
+    for step in steps:
+        print_table(printable(f"{iso(step.at)}  {step.title}"))
 
 
 _COLUMNS = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import msgspec
 import typer
 
-from homing.cli import emails, jobs, mails, notifications, workers
+from homing.cli import emails, history, jobs, mails, notifications, workers
 from homing.cli.jobs import (
     ErrorClass,
     ExternalId,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from homing.app import Homing
     from homing.db.backlog import Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
+    from homing.messages.model import Step
     from homing.settings import Settings
     from homing.workers.model import Pause
 
@@ -231,18 +232,22 @@ def show(id: MessageId, json: Json = False, database_url: DatabaseUrl = None, co
     lane = _lane_of_id(id)
     _MESSAGES[lane].print_one(settings, id, json=json)
     if not json:
-        workers.print_pauses(run_async(_held_by(settings, lane, id)))
+        runs, pauses = run_async(_beside(settings, lane, id))
+        history.print_runs(runs)
+        workers.print_pauses(pauses)
 
 
-async def _held_by(settings: Settings, lane: LaneName, id: str) -> Sequence[Pause]:
-    """The pauses for which a message waits."""
+async def _beside(settings: Settings, lane: LaneName, id: str) -> tuple[Sequence[Step], Sequence[Pause]]:
+    """What bulk runs did with a message, and the pauses for which it waits."""
     from homing.app import opened
 
     async with opened(settings) as homing:
         detail = await homing.desk.show(id, may=lambda _scope: True)
+        runs = [step for step in detail.timeline if step.bulk_run] if detail is not None else []
         if detail is None or detail.summary.phase != "waiting":
-            return []
-        return [one for one in await homing.fleet.pauses() if one.scope == "lane" and _concerns(one, lane)]
+            return runs, []
+        pauses = [one for one in await homing.fleet.pauses() if one.scope == "lane" and _concerns(one, lane)]
+        return runs, pauses
 
 
 def _flags(

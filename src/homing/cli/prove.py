@@ -269,7 +269,7 @@ def desk(
     postgres_url: PostgresUrl = None,
     json: Json = False,
 ) -> None:
-    """How fast every page of the desk answers, and typical query lines; and a bulk run of the dead jobs."""
+    """How fast every page of the desk answers, and typical query lines; a look of the alerts, a bulk run."""
     from homing.proof.bench import desk as bench
     from homing.proof.bench import show
 

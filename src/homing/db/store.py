@@ -98,10 +98,12 @@ class SqlStore(Generic[Item]):
                 return (await self._fetch_all(keeping, {"batch": columns, **kept}))[0]
             except (Unreachable, Conflict):
                 raise
-            except DatabaseError:
-                # What cannot be told later must not keep a message from its end; if it is the end itself that
-                # cannot be written, that is said below.
-                pass
+            except DatabaseError as error:
+                # What cannot be told later must not keep a message from its end. If it is the end itself that
+                # cannot be written, this raises, and says so.
+                settled = (await self._fetch_all(queries, {"batch": columns}))[0]
+                self._kept_attempts.not_kept(batch, settled, error)
+                return settled
         return (await self._fetch_all(queries, {"batch": columns}))[0]
 
     async def confirm(self, claims: Sequence[Claim[Item]]) -> set[int]:

@@ -46,14 +46,14 @@ WITH changed AS (
 
 -- name: waiting
 SELECT id FROM homing_bulk_run
-WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at < now())
+WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at <= now())
   AND id = coalesce(:id::bigint, id)
 ORDER BY id LIMIT 1
 
 -- name: claim
 WITH free AS MATERIALIZED (
     SELECT id FROM homing_bulk_run
-    WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at < now())
+    WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at <= now())
       AND id = coalesce(:id::bigint, id)
     ORDER BY id LIMIT 1
     FOR UPDATE SKIP LOCKED
@@ -78,12 +78,30 @@ WHERE {ours}
 RETURNING state
 
 -- name: advance
-UPDATE homing_bulk_run
-SET done = done + :done, skipped = skipped + :skipped, failed = failed + :failed, progress = :progress::text::json,
-    last_error = coalesce(:error::text, last_error), troubles = 0, updated_at = now(),
-    lease_expires_at = now() + make_interval(secs => :lease_seconds)
-WHERE {ours}
-RETURNING state
+-- What the last batch changed, by its numbers, with what it came to. It began when the run was written to last.
+WITH advanced AS (
+    UPDATE homing_bulk_run
+    SET done = done + :done, skipped = skipped + :skipped, failed = failed + :failed, progress = :progress::text::json,
+        last_error = coalesce(:error::text, last_error), troubles = 0, updated_at = now(),
+        lease_expires_at = now() + make_interval(secs => :lease_seconds)
+    WHERE {ours}
+    RETURNING id, state
+), told AS (
+    INSERT INTO homing_bulk_batch (run_id, lane, low, high, at, numbers)
+    SELECT a.id, :lane, min(c.number), max(c.number), r.updated_at, array_agg(c.number)
+    FROM advanced AS a JOIN homing_bulk_run AS r USING (id)
+    CROSS JOIN (SELECT value::bigint AS number FROM json_array_elements_text(:changed::text::json)) AS c
+    GROUP BY a.id, r.updated_at
+)
+SELECT state FROM advanced
+
+-- name: of_message
+-- Batches of one run lie one after the other, so that few of each have to be looked into.
+SELECT r.id AS run, r.verb, r.created_by, r.lanes::text AS lanes, b.at
+FROM (SELECT id, verb, created_by, lanes FROM homing_bulk_run ORDER BY id DESC LIMIT :most) AS r
+JOIN homing_bulk_batch AS b ON b.run_id = r.id AND b.lane = :lane AND b.high >= :number AND b.low <= :number
+WHERE :number = ANY (b.numbers)
+ORDER BY b.at, r.id
 
 -- name: renew
 UPDATE homing_bulk_run SET lease_expires_at = now() + make_interval(secs => :lease_seconds)

@@ -53,6 +53,8 @@ class Batch(Struct, frozen=True):
     lane: LaneName
     last: int
     size: int
+    #: None are known where an older version has begun it.
+    numbers: Sequence[int] = ()
 
 
 class Progress(Struct, frozen=True):
@@ -72,6 +74,8 @@ class Tally(Struct, frozen=True):
     skipped: int = 0
     failed: int = 0
     error: str | None = None
+    #: Which were done, as far as that is known.
+    changed: Sequence[int] = ()
 
     def plus(self, other: Tally) -> Tally:
         return Tally(
@@ -79,6 +83,7 @@ class Tally(Struct, frozen=True):
             self.skipped + other.skipped,
             self.failed + other.failed,
             self.error or other.error,
+            (*self.changed, *other.changed),
         )
 
 
@@ -343,8 +348,7 @@ class _Walk:
 
     async def _lane(self, lane: LaneDesk, wanted: Wanted) -> None:
         self._pace.begin()
-        numbers, changed = await self._first(lane, wanted)
-        tally = Tally(done=changed)
+        numbers, tally = await self._first(lane, wanted)
         while True:
             # One statement for both: what the last batch came to, and what the next will be.
             await self._note(lane, numbers, tally)
@@ -357,18 +361,20 @@ class _Walk:
             self._advance(lane, numbers[-1])
             numbers = await self._numbers(lane, wanted, self._pace.batch)
 
-    async def _first(self, lane: LaneDesk, wanted: Wanted) -> tuple[Sequence[int], int]:
-        """The first batch; of one that was begun before a crash what is left, and how many were changed."""
+    async def _first(self, lane: LaneDesk, wanted: Wanted) -> tuple[Sequence[int], Tally]:
+        """The first batch; of one that was begun before a crash what is left, and which were changed."""
         begun = self._hold.progress.batch
         if begun is None or begun.lane != lane.name:
-            return await self._numbers(lane, wanted, self._pace.batch), 0
+            return await self._numbers(lane, wanted, self._pace.batch), Tally()
         numbers = await self._numbers(lane, wanted, begun.size)
         self._hold.require_going_on()
         left = [n for n in numbers if (n >= begun.last if self._from_the_end else n <= begun.last)]
+        changed = set(begun.numbers).difference(left)
+        tally = Tally(done=begun.size - len(left), changed=tuple(changed))
         if not left:
             self._advance(lane, begun.last)
-            return await self._numbers(lane, wanted, self._pace.batch), begun.size
-        return left, begun.size - len(left)
+            return await self._numbers(lane, wanted, self._pace.batch), tally
+        return left, tally
 
     async def _numbers(self, lane: LaneDesk, wanted: Wanted, limit: int) -> Sequence[int]:
         after = self._hold.progress.after.get(lane.name)
@@ -387,17 +393,18 @@ class _Walk:
     async def _note(self, lane: LaneDesk, numbers: Sequence[int], tally: Tally) -> None:
         hold = self._hold
         if numbers:
-            batch = Batch(lane.name, numbers[-1], len(numbers))
+            batch = Batch(lane.name, numbers[-1], len(numbers), numbers)
             hold.progress = msgspec.structs.replace(hold.progress, batch=batch)
         elif hold.is_going_on:
             over = (*hold.progress.over, lane.name)
             hold.progress = msgspec.structs.replace(hold.progress, over=over)
         progress = _encode(hold.progress).decode()
-        await hold.note("advance", progress=progress, **msgspec.structs.asdict(tally))
+        told = {**msgspec.structs.asdict(tally), "changed": _encode(tally.changed).decode()}
+        await hold.note("advance", progress=progress, lane=lane.name, **told)
 
     async def _act(self, lane: LaneDesk, numbers: Sequence[int]) -> Tally:
         try:
-            changed = len(await lane.act(self._verb, numbers))
+            changed = await lane.act(self._verb, numbers)
         except Refused as error:
             if len(numbers) == 1:
                 return Tally(failed=1, error=str(error)[:_LONGEST_ERROR])
@@ -405,4 +412,4 @@ class _Walk:
             half = len(numbers) // 2
             first = await self._act(lane, numbers[:half])
             return first.plus(await self._act(lane, numbers[half:]))
-        return Tally(done=changed, skipped=len(numbers) - changed)
+        return Tally(done=len(changed), skipped=len(numbers) - len(changed), changed=changed)

@@ -47,7 +47,7 @@ RETURNING {run}
 
 -- name: waiting
 SELECT id FROM homing_bulk_run
-WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at < {now})
+WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at <= {now})
   AND id = coalesce(:id, id)
 ORDER BY id LIMIT 1
 
@@ -55,7 +55,7 @@ ORDER BY id LIMIT 1
 UPDATE homing_bulk_run
 SET claim_seq = claim_seq + 1, locked_by = :owner, lease_expires_at = {lease_end}
 WHERE id = (SELECT id FROM homing_bulk_run
-            WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at < {now})
+            WHERE finished_at IS NULL AND (lease_expires_at IS NULL OR lease_expires_at <= {now})
               AND id = coalesce(:id, id)
             ORDER BY id LIMIT 1)
 RETURNING {run}, claim_seq AS fence, progress, troubles
@@ -72,12 +72,25 @@ WHERE {ours}
 RETURNING state
 
 -- name: advance
+-- What the last batch changed, by its numbers, with what it came to. It began when the run was written to last.
+INSERT INTO homing_bulk_batch (run_id, lane, low, high, at, numbers)
+SELECT r.id, :lane, min(c.value), max(c.value), r.updated_at, :changed
+FROM (SELECT id, updated_at FROM homing_bulk_run WHERE {ours}) AS r CROSS JOIN json_each(:changed) AS c
+GROUP BY r.id;
 UPDATE homing_bulk_run
 SET done = done + :done, skipped = skipped + :skipped, failed = failed + :failed, progress = :progress,
     last_error = coalesce(:error, last_error), troubles = 0, updated_at = {now},
     lease_expires_at = {lease_end}
 WHERE {ours}
 RETURNING state
+
+-- name: of_message
+-- Batches of one run lie one after the other, so that few of each have to be looked into.
+SELECT r.id AS run, r.verb, r.created_by, r.lanes, b.at
+FROM (SELECT id, verb, created_by, lanes FROM homing_bulk_run ORDER BY id DESC LIMIT :most) AS r
+CROSS JOIN homing_bulk_batch AS b ON b.run_id = r.id AND b.lane = :lane AND b.high >= :number AND b.low <= :number
+WHERE EXISTS (SELECT 1 FROM json_each(b.numbers) AS n WHERE n.value = :number)
+ORDER BY b.at, r.id
 
 -- name: renew
 UPDATE homing_bulk_run SET lease_expires_at = {lease_end}

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from homing.desk.bulk_story import BulkStory
 from homing.errors import DatabaseError, Forbidden, InvalidRequest
 from homing.messages.facts import DUE
 from homing.messages.model import (
@@ -62,9 +63,14 @@ class Cursor(Struct, frozen=True, array_like=True):
 class Desk:
     """`why_idle` says in words why nobody takes from a lane; None where somebody does."""
 
-    def __init__(self, lanes: Mapping[LaneName, LaneDesk], why_idle: WhyIdle | None = None) -> None:
+    def __init__(
+        self,
+        lanes: Mapping[LaneName, LaneDesk],
+        why_idle: WhyIdle | None = None,
+        bulk_story: BulkStory | None = None,
+    ) -> None:
         self.lanes = lanes
-        self._why_idle = why_idle
+        self._why_idle, self._bulk_story = why_idle, bulk_story
 
     # ── many ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +122,20 @@ class Desk:
     async def show(self, id: str, *, may: May) -> Detail | None:
         found = self._readable(id, may)
         detail = await found[0].show(found[1]) if found is not None else None
-        return detail if detail is None else await self._told_truly(detail)
+        return detail if detail is None else await self._with_bulk_runs(await self._told_truly(detail), may)
+
+    async def _with_bulk_runs(self, detail: Detail, may: May) -> Detail:
+        """A lane knows nothing of the runs that changed its messages."""
+        if self._bulk_story is None:
+            return detail
+        readable = {name for name, lane in self.lanes.items() if may(f"{lane.scope}:read")}
+        message, timeline = detail.summary, [*detail.timeline]
+        # What else is known of the message is shown all the same.
+        with suppress(DatabaseError):
+            for done in await self._bulk_story.of(message.lane, message.number, readable=readable):
+                later = (place for place, step in enumerate(timeline) if step.at >= done.at)
+                timeline.insert(next(later, len(timeline)), done)
+        return msgspec.structs.replace(detail, timeline=timeline)
 
     async def _told_truly(self, detail: Detail) -> Detail:
         """A lane takes for granted that somebody works on it."""

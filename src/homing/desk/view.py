@@ -61,6 +61,8 @@ class Happening(Struct, frozen=True, rename="camel"):
     response_body: str | None
     #: The request may have been processed though no answer came.
     unknown: bool
+    #: The bulk run that did it, as `/api/bulk/{id}` knows it.
+    bulk_run: int | None
 
 
 class Payload(Struct, frozen=True, rename="camel"):
@@ -162,4 +164,5 @@ def _happening(step: Step) -> Happening:
         response_headers=dict(step.response_headers),
         response_body=step.response_body,
         unknown=step.unknown,
+        bulk_run=step.bulk_run,
     )

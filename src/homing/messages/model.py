@@ -106,6 +106,8 @@ class Step(Struct, frozen=True):
     response_body: str | None = None
     #: What may have been processed though no answer came.
     unknown: bool = False
+    #: The bulk run that did it.
+    bulk_run: int | None = None
 
 
 class Body(Struct, frozen=True):

@@ -24,6 +24,12 @@ BY_INDEX: Final = Query(
 )
 
 
+async def fetch_by_index(database: Database, query: Query, parameters: Mapping[str, Any]) -> Sequence[Row]:
+    if database.dialect != "postgres":
+        return await database.fetch(query, parameters)
+    return (await database.fetch_all([BY_INDEX, query], parameters))[1]
+
+
 class Way(Protocol):
     """Through the messages that are meant."""
 
@@ -79,6 +85,4 @@ class Searched(ABC):
         return await self._by_index(self._queries[name], parameters)
 
     async def _by_index(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[Row]:
-        if self._database.dialect != "postgres":
-            return await self._database.fetch(query, parameters)
-        return (await self._database.fetch_all([BY_INDEX, query], parameters))[1]
+        return await fetch_by_index(self._database, query, parameters)

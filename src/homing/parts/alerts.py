@@ -127,11 +127,14 @@ class Alerts:
         desk = self._messages.lanes.get(cast("LaneName", lane))
         if desk is None:
             return None
-        dead = Wanted(lanes=(desk.name,), phases=("dead",))
-        found = await desk.count(dead, most=1, seconds=_PATIENCE)
-        if found.number and _is_written_so(word):
+        # By their states, not by their phase: so an index tells whether there is one, wherever it lies.
+        states = tuple(state for state, phase in desk.phases.items() if phase == "dead")
+        dead = Wanted(lanes=(desk.name,), states=states)
+        if _is_written_so(word):
             found = await desk.count(replace(dead, error=word), most=_MOST_COUNTED, seconds=_PATIENCE)
-            return found if found.number or not found.is_lower_bound else None
+            if found.number or not found.is_lower_bound:
+                return found
+        found = await desk.count(dead, most=1, seconds=_PATIENCE)
         return None if found.number or found.is_lower_bound else found
 
     async def _trouble(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from homing.desk.bulk_story import BulkStory
 from homing.desk.desk import Desk, WhyIdle
 from homing.lanes.dispatch_jobs.desk import JobDesk
 from homing.lanes.email_log.desk import EmailDesk
@@ -32,4 +33,4 @@ def make_desk(
         "email_log": EmailDesk(emails.log, templates, settings.mail_from),
         "open_events": NotificationDesk(notifications.rows, notifications.lane),
     }
-    return Desk(lanes, why_idle)
+    return Desk(lanes, why_idle, BulkStory(ground.database))

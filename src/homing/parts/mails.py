@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from homing.engine.policy import Exponential, Policy
@@ -29,6 +30,7 @@ class Mails:
             owner=ground.owner,
             lease_seconds=settings.dispatch_lease_seconds,
             max_attempts=settings.dispatch_max_attempts,
+            untold=partial(ground.telemetry.attempts_untold, MailOutboxLane.name),
         )
         lane = MailOutboxLane(
             self.outbox,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from homing.db import Database
@@ -47,6 +47,7 @@ class Notifications:
             database,
             transition,
             terms=Terms(ground.owner, settings.notify_lock_ttl_seconds, settings.notify_expire_after_seconds),
+            untold=partial(ground.telemetry.attempts_untold, OpenEventsLane.name),
         )
         self.lane = self._open_lane(sender)
         self.line = ground.line(

@@ -201,7 +201,7 @@ class HttpSink:
     ) -> None:
         await self.close()
 
-    async def received(self, count: int, *, timeout: float = 10.0) -> list[SinkRequest]:  # noqa: ASYNC109 - says how long a test waits
+    async def received(self, count: int, *, timeout: float = 60.0) -> list[SinkRequest]:  # noqa: ASYNC109 - says how long a test waits
         """Wait until so many requests came; all that came."""
         if self.count < count:
             arrival = asyncio.get_running_loop().create_future()

@@ -128,7 +128,7 @@ async def deleted(door: Door, admin: Visitor) -> None:
     id = await made(door)
     jobs = JobBench(door.homing, door.log)
     await jobs.create("http://127.0.0.1:1/hook", 2, credentials_id=number_of(id))
-    assert '<td class="num">2</td>' in await admin.read("/credentials")
+    assert 'data-name="Open jobs">2</td>' in await admin.read("/credentials")
     page = await admin.read("/credentials/one", id=id)
     assert "2 open jobs use these credentials" in page
     assert "tick that you are sure" in await admin.refused("/credentials/delete", id=id, force="yes")

@@ -73,10 +73,10 @@ async def test_the_first_page_tells_how_it_goes_and_what_needs_a_person(
         # The chart, and the same for those who cannot see it.
         assert "3 delivered, 2 to be tried again, 1 given up." in page
         assert "Webhooks over time</title>" in page
-        assert '<td class="num">3</td><td class="num">2</td><td class="num">1</td>' in page
+        assert re.search(r"<td [^>]+>3</td><td [^>]+>2</td><td [^>]+>1</td>", page)
         # Success by source, duration by type, and what needs a person.
-        assert re.search(r'source%3Ashop">shop</a></th><td class="num">3</td><td class="num">3</td>', page)
-        assert re.search(r'type%3Aorder.paid">order.paid</a></th><td class="num">3</td>', page)
+        assert re.search(r'source%3Ashop">shop</a></th><td [^>]+>3</td><td [^>]+>3</td>', page)
+        assert re.search(r'type%3Aorder.paid">order.paid</a></th><td [^>]+>3</td>', page)
         assert f'<a href="/messages/{text_of(dead)}">order.&lt;b&gt;cancelled&lt;/b&gt;</a>' in page
         assert "<b>cancelled" not in page
         day = await viewer.read("/", hours=24)

@@ -55,7 +55,7 @@ async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
     assert page.count('<th scope="row">') == 2
     assert "breaker open" in page
     assert "HTTP 500" in page
-    assert '<td class="num">3</td>' in page
+    assert 'data-name="Waiting">3</td>' in page
     assert sink.url not in await operator.read("/targets", state="closed")
     assert sink.url in await operator.read("/targets", state="open")
     assert sink.url in await operator.read("/targets", q=sink.url.upper()[7:])
@@ -86,7 +86,7 @@ async def test_who_waits_for_a_target_that_is_held_back_is_not_late(
     assert await lane.oldest_due() == 0.0
     assert "held back" in await operator.read("/targets/one", target=sink.url)
     assert re.search(r'nowrap">due <time', await operator.read("/messages"))
-    assert "nothing to be sent now" in await operator.read("/queues")
+    assert "nothing due" in await operator.read("/queues")
     overview = await operator.read("/")
     assert "A target is paused" in overview
     assert "Nobody works on webhooks" not in overview
@@ -151,6 +151,29 @@ async def test_one_target_is_paused_limited_and_resumed(
         ("dispatch.targets.limit", sink.url, {"maxConcurrency": "2"}, "done"),
         ("dispatch.targets.resume", sink.url, None, "done"),
     ]
+
+
+async def test_limits_that_somebody_has_changed_are_not_written_over(
+    operator: Visitor, sink: HttpSink
+) -> None:
+    def version(page: str) -> str:
+        (found,) = re.findall(r'name="limits_version" value="([^"]*)"', page)
+        return str(found)
+
+    named = {"target": sink.url, "credentials": ""}
+    seen = version(await operator.read("/targets/one", target=sink.url))
+    await operator.done("/targets/limits", **named, max_concurrency="2", limits_version=seen)
+    mine = {**named, "rate_per_second": "7.5", "limits_version": seen}
+    # A mistake is mended with the version that the form was begun with.
+    page = await operator.refused("/targets/limits", **{**mine, "rate_per_second": "x"})
+    assert version(page) == seen
+    page = await operator.refused("/targets/limits", **mine)
+    assert "it is 2 at once and any number a second now" in page
+    assert 'step="any" value="7.5"' in page, "what was typed is there"
+    assert 'step="1" value=""' in page
+    await operator.done("/targets/limits", **{**mine, "limits_version": version(page)})
+    page = await operator.read("/targets/one", target=sink.url)
+    assert (version(page), 'value="7.5"' in page) == ("-/7.5", True), "who was told may write over it"
 
 
 @pytest.mark.clause("JOB-25")

@@ -99,15 +99,19 @@ async def test_the_target_of_a_job_leads_to_its_page(door: Door, operator: Visit
     assert "<strong>Due</strong>" in page
 
 
-@pytest.mark.parametrize("path", ["/workers", "/dead", "/access", "/health", "/alerts"])
+@pytest.mark.parametrize("path", ["/workers", "/dead", "/access", "/health", "/alerts", "/queues", "/audit"])
 async def test_on_a_phone_each_cell_says_what_it_is(door: Door, path: str) -> None:
     """Rows are cards there, and what stood above a column stands in its cells."""
     async with visiting(door, "admin") as admin:
         page = await admin.read(path)
-        for table in re.findall(r'<table class="[^"]*cards">.*?</table>', page, re.DOTALL):
+        tables = re.findall(r'<table class="cards">.*?</table>', page, re.DOTALL)
+        assert len(tables) == page.count("<table")
+        for table in tables:
             head, _, body = table.partition("</thead>")
             names = set(re.findall(r'data-name="([^"]+)"', body))
             assert names <= set(re.findall(r'scope="col"[^>]*>([^<]+)<', head))
+            bare = re.findall(r"<td(?![^>]*(?:data-name|lead|actions-cell|colspan))[^>]*>", body)
+            assert bare == [], "each says what it is, or needs no name"
 
 
 async def test_every_place_of_the_menu_has_a_key(door: Door) -> None:

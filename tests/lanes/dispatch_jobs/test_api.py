@@ -46,7 +46,7 @@ async def test_a_job_is_created_with_defaults(api: ApiBench) -> None:
     assert (job["retryStrategy"], job["ordering"], job["credentialsId"]) == ("exponential", "none", None)
     assert {name: job[name] for name in JOB} == JOB
     assert len(job["id"]) == 13
-    assert abs(time_of(number_of(job["id"]) or 0) - moment(job["createdAt"])) <= timedelta(seconds=1)
+    assert abs(time_of(number_of(job["id"]) or 0) - moment(job["createdAt"])) <= timedelta(minutes=1)
     assert response.headers["location"] == f"/api/dispatch/jobs/{job['id']}"
     assert job["createdAt"].endswith("Z")
     assert len(job["createdAt"]) == len("2025-10-04T14:30:00.000Z")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from httpx import Response
 from tests.lanes.dispatch_jobs.api_bench import (
     CREDENTIALS,
     CREDENTIALS_TEXT,
@@ -151,6 +153,38 @@ async def test_a_target_is_limited_paused_and_resumed(api: ApiBench) -> None:
     assert len(await api.claim()) == 1
     response = await api.client.put("/api/dispatch/targets", json={"targetUrl": URL})
     assert (response.json()["maxConcurrency"], response.json()["ratePerSecond"]) == (None, None)
+
+
+async def test_limits_that_somebody_has_changed_are_not_written_over(api: ApiBench) -> None:
+    async def put(version: str, **limits: float) -> Response:
+        body = {"targetUrl": URL, "limitsVersion": version, **limits}
+        return await api.client.put("/api/dispatch/targets", json=body)
+
+    assert (await put("5/-", maxConcurrency=1)).status_code == 409, "there are none"
+    assert await api.get("targets") == {"items": [], "next": None}, "and nothing was made of it"
+    both = await asyncio.gather(*(put("-/-", maxConcurrency=n, ratePerSecond=0.1) for n in (1, 2)))
+    well, late = sorted(both, key=lambda answer: answer.status_code)
+    assert (well.status_code, late.status_code) == (200, 409), "one of two who saw the same"
+    held = well.json()
+    assert held["limitsVersion"] == f"{held['maxConcurrency']}/0.1"
+    assert late.json()["error"]["message"] == (
+        "Somebody has changed these limits since you looked at them: "
+        f"it is {held['maxConcurrency']} at once and 0.1 a second now"
+    )
+    # A pause, or what attempts say of it, is no change of its limits.
+    paused = await api.post("targets/pause", {"targetUrl": URL})
+    assert paused["limitsVersion"] == held["limitsVersion"]
+    without = (await put(paused["limitsVersion"])).json()
+    assert (without["maxConcurrency"], without["ratePerSecond"], without["limitsVersion"]) == (
+        None,
+        None,
+        "-/-",
+    )
+    assert (await put(held["limitsVersion"], maxConcurrency=7)).status_code == 409
+    assert (await put("-/-", maxConcurrency=7)).json()["limitsVersion"] == "7/-"
+    for wrong in ("", "7", "7/1.2.3", "999999/-", "7/nan"):
+        answer = await put(wrong)
+        assert (answer.status_code, answer.json()["error"]["details"]) == (400, {"field": "limitsVersion"})
 
 
 async def test_credentials_make_a_target_of_its_own(api: ApiBench) -> None:

@@ -450,10 +450,11 @@ async def test_a_change_is_seen_within_five_seconds_of_a_real_clock(bench: Bench
 
     assert await token() == "b1"
     await here.rotate(id, RotateCredentials(bearer_token="b2", grace_seconds=0))
-    began = time.monotonic()
+    began = asked = time.monotonic()
     while await token() != "b2":
-        assert time.monotonic() - began < 5
+        assert asked - began < 5
         await asyncio.sleep(0.05)
+        asked = time.monotonic()
 
 
 @pytest.mark.clause("JOB-06")

@@ -75,7 +75,7 @@ async def test_a_job_becomes_a_signed_post_byte_for_byte(lane: JobBench, sink: H
     assert sent["webhook-id"] == text_of(id)
     timestamp = sent["X-FLOWCATALYST-TIMESTAMP"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", timestamp)
-    assert abs(datetime.fromisoformat(timestamp) - before) < timedelta(seconds=10)
+    assert abs(datetime.fromisoformat(timestamp) - before) < timedelta(minutes=1)
     assert sent["X-FLOWCATALYST-SIGNATURE"] == _as_specified(timestamp, PAYLOAD, SECRET)
     assert _verified_as_specified(request, SECRET)
     assert await lane.states([id]) == ["COMPLETED"]
@@ -282,15 +282,15 @@ async def test_a_time_out_is_a_failed_attempt_that_may_have_been_processed(
     lane: JobBench, sink: HttpSink
 ) -> None:
     sink.script = lambda _: Answer(silent=True)
-    (id,) = await lane.create(sink.url, timeout_seconds=0.2, max_retries=1)
-    (other,) = await lane.create(sink.url, timeout_seconds=0.5, max_retries=1)
+    (id,) = await lane.create(sink.url, timeout_seconds=0.5, max_retries=1)
+    (other,) = await lane.create(sink.url, timeout_seconds=0.8, max_retries=1)
     await lane.run_batch()
-    for job_id, seconds in ((id, 0.2), (other, 0.5)):
+    for job_id, seconds in ((id, 0.5), (other, 0.8)):
         (attempt,) = await lane.attempts(job_id)
         assert (attempt["error_class"], attempt["response_code"]) == ("timeout", None)
         assert bool(attempt["unknown"]), "it had gone out"
         assert f"within {seconds:g} s" in attempt["error_message"], "each job has its own time"
-        assert seconds * 1000 <= attempt["duration_millis"] < seconds * 1000 + 5000
+        assert seconds * 1000 <= attempt["duration_millis"] < seconds * 1000 + 15_000
         took = _moment(attempt["completed_at"]) - _moment(attempt["attempted_at"])
         assert took == timedelta(milliseconds=attempt["duration_millis"])
     assert await lane.states([id, other]) == ["ERROR", "ERROR"]
@@ -617,8 +617,8 @@ async def test_a_worker_delivers_everything_to_several_targets_once(lane: JobBen
         worker = lane.homing.webhooks.worker()
         running = asyncio.create_task(worker.run())
         try:
-            await sink.received(60)
-            await second.received(60)
+            await sink.received(60, timeout=60)
+            await second.received(60, timeout=60)
             await lane.deliverer.finished()
         finally:
             worker.stop()

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -19,12 +20,14 @@ from homing.brokers.base import Publication, Queue
 from homing.brokers.open import open_broker
 from homing.brokers.pointer import MessagePointer, encode_pointer
 from homing.brokers.router import queue_of
+from homing.db import iso
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.service import Stop, run
 from homing.telemetry import Telemetry
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 
 OPEN = ("PENDING", "FAILED", "IN_PROGRESS")
+SOON = timedelta(seconds=1000)
 
 
 #: Each broker with a real database, and each database with a real broker.
@@ -178,7 +181,8 @@ async def test_a_failed_job_stays_in_its_queue_and_is_tried_again_when_it_is_due
         assert (job["status"], job["attemptCount"]) == ("COMPLETED", 3)
         # One message did it all.
         await until(lambda: len(homing.attempted("dispatch_queue")) == 1)
-    assert all(0.95 <= later - earlier < 8 for earlier, later in pairwise(times))
+    # Half a minute, if it were forgotten in its queue.
+    assert all(0.95 <= later - earlier < 25 for earlier, later in pairwise(times))
 
 
 @EVERYWHERE
@@ -201,7 +205,7 @@ async def test_ordered_groups_stay_in_order_though_some_attempts_fail(
                 await homing.create(
                     sink.url, groupId=group, ordering="group", payload=f"{group}-{n}", retryStrategy="fixed"
                 )
-        await until(homing.all_ended, patience=40)
+        await until(homing.all_ended)
     for group in "abc":
         accepted = [body for body, status in seen if status == 200 and body.startswith(group)]
         assert accepted == [f"{group}-{n}" for n in range(8)]
@@ -212,7 +216,7 @@ async def test_ordered_groups_stay_in_order_though_some_attempts_fail(
 async def test_the_pool_really_runs_its_concurrency_and_a_change_is_taken_up(
     database_url: str, broker_url: str, queue: str
 ) -> None:
-    crowd = Crowd(0.4)
+    crowd = Crowd(1.2, enough=5)
     async with HttpSink(crowd) as sink, running(database_url, broker_url, queue) as homing:
         await homing.create_many(sink.url, 25)
         await until(homing.all_ended)
@@ -220,7 +224,8 @@ async def test_the_pool_really_runs_its_concurrency_and_a_change_is_taken_up(
         config = (await homing.client.get("/api/config")).json()
         config["processingPools"][0]["concurrency"] = 12
         assert (await homing.client.put("/api/config", json=config)).status_code == 200
-        await until(lambda: _concurrency(homing) == 12, patience=5)
+        await until(lambda: _concurrency(homing) == 12)
+        crowd.enough = 12
         await homing.create_many(sink.url, 60)
         await until(homing.all_ended)
     assert crowd.peak == 12
@@ -245,7 +250,7 @@ async def test_a_change_reaches_a_router_in_another_process(database_url: str, q
         }
         await until(lambda: bool(worker.lane.log.all("router.configured")))
         assert (await api.client.put("/api/config", json=config)).status_code == 200
-        await until(lambda: _concurrency(worker) == 9, patience=5)
+        await until(lambda: _concurrency(worker) == 9)
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────
@@ -298,8 +303,8 @@ async def test_a_message_with_a_wrong_token_sends_nothing_and_holds_up_nobody(
     settings: dict[str, Any] = {"jobs_requeue_seconds": 3600.0, "jobs_mediation": mediation}
     url = f"memory://{uuid4().hex}"
     async with HttpSink() as sink, running(database_url, url, queue, **settings) as homing:
-        (id,) = await homing.lane.create(sink.url)
-        await homing.lane.pass_time(-1000, only=id)
+        # Not due from the start: it would be sent before it could be put off.
+        (id,) = await homing.lane.create(sink.url, scheduled_for=iso(datetime.now(UTC) + SOON))
         forged = MessagePointer(
             id=text_of(id),
             pool_code="DISPATCH-POOL",
@@ -325,14 +330,14 @@ async def test_a_forged_message_does_not_take_the_real_one_with_it(database_url:
         HttpSink() as sink,
         running(database_url, url, queue, **settings) as homing,
     ):
-        (id,) = await homing.lane.create(sink.url)
-        await homing.lane.pass_time(-1000, only=id)
+        # Not due from the start: it would be sent before it could be put off.
+        (id,) = await homing.lane.create(sink.url, scheduled_for=iso(datetime.now(UTC) + SOON))
         forged = MessagePointer(
             id=text_of(id), pool_code="OTHER", mediation_target=peer.url, message_group_id="z", auth_token="x"
         )
         await _send(homing, queue, [(forged, "forged")])
         await until(lambda: len(peer.requests) == 1)
-        await homing.lane.pass_time(1000, only=id)
+        await homing.lane.pass_time(SOON.total_seconds(), only=id)
         await _send(homing, queue, [_again(homing, text_of(id), 1)])
         await until(homing.all_ended)
         assert delivered(sink) == Counter([text_of(id)])
@@ -384,7 +389,8 @@ async def test_a_lost_message_is_sent_again(database_url: str, queue: str) -> No
 
 
 async def _is_there(homing: Running, queue: str) -> bool:
-    return await homing.depth(queue) == 1
+    # On a slow machine it may be taken for lost before we look, and be there twice.
+    return await homing.depth(queue) >= 1
 
 
 @EVERYWHERE
@@ -397,7 +403,7 @@ async def test_a_stop_leaves_nothing_behind_that_somebody_else_could_not_do(
             await until(lambda: len(sink.requests) >= 5)
         assert "IN_PROGRESS" not in await _states(database_url)
         async with running(database_url, broker_url, queue) as homing:
-            await until(homing.all_ended, patience=50)
+            await until(homing.all_ended)
         assert delivered(sink) == Counter(ids), "each once, though the first of them stopped in between"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -207,18 +208,19 @@ async def working(benches: Sequence[JobBench]) -> AsyncIterator[None]:
 
 
 class Counting:
-    """A receiver that takes its time, and knows how many are with it."""
+    """A receiver that knows how many are with it, and takes its time until there are enough."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, enough: int) -> None:
+        self._enough = enough
         self.now = self.most = 0
 
     def __call__(self, _request: SinkRequest) -> Answer:
         self.now += 1
         self.most = max(self.most, self.now)
+        seconds = 0.6 if self.most < self._enough else 0.03
         # Set before the sink's own timer: it is gone when the answer goes out.
-        asyncio.get_running_loop().call_later(self._seconds, self._done)
-        return Answer(delay=self._seconds)
+        asyncio.get_running_loop().call_later(seconds, self._done)
+        return Answer(delay=seconds)
 
     def _done(self) -> None:
         self.now -= 1
@@ -240,17 +242,17 @@ async def test_concurrent_claims_of_four_stores_keep_to_the_limit(stores: list[J
 
 @pytest.mark.slow
 async def test_a_receiver_never_has_more_at_once_than_its_limit(database_url: str) -> None:
-    counting = Counting(0.03)
+    counting = Counting(3)
     async with HttpSink(counting) as sink, job_benches(database_url, 4) as benches:
         await limit(benches[0], sink.url, 3)
         await benches[0].create(sink.url, 40)
         async with working(benches):
-            await sink.received(40, timeout=30)
+            await sink.received(40, timeout=60)
     assert counting.most == 3
 
 
 async def test_what_a_process_sends_at_once_to_one_target_is_limited_too(database_url: str) -> None:
-    counting = Counting(0.03)
+    counting = Counting(4)
     async with HttpSink(counting) as sink, job_bench(database_url, jobs_connections_per_target=4) as lane:
         ids = await lane.create(sink.url, 20)
         await lane.run_until_idle()
@@ -259,11 +261,11 @@ async def test_what_a_process_sends_at_once_to_one_target_is_limited_too(databas
 
 
 async def test_a_rate_is_kept_by_four_stores_together(stores: list[JobBench]) -> None:
-    """Two in ten seconds, so that the milliseconds which really pass decide nothing."""
+    """Two in a hundred seconds, so that the seconds which really pass decide nothing."""
     await stores[0].create(URL, 60)
-    await limit(stores[0], TARGET, None, rate=0.2)
+    await limit(stores[0], TARGET, None, rate=0.02)
     taken = [len(await claim_at_once(stores))]
-    for seconds in (5, 3, 2, 60, 4):
+    for seconds in (50, 30, 20, 600, 25):
         await stores[0].pass_time(seconds)
         taken.append(len(await claim_at_once(stores)))
     assert taken == [1, 1, 0, 1, 1, 0], "never more than one saved up"
@@ -272,9 +274,11 @@ async def test_a_rate_is_kept_by_four_stores_together(stores: list[JobBench]) ->
 async def test_a_rate_saves_up_a_second_and_no_more(stores: list[JobBench]) -> None:
     await stores[0].create(URL, 60)
     await limit(stores[0], TARGET, None, rate=5.0)
+    began = time.monotonic()
     await stores[0].pass_time(3600)
     first = len(await claim_at_once(stores))
-    assert 5 <= first <= 8, "five, and what a busy machine lets pass meanwhile"
+    took = time.monotonic() - began
+    assert 5 <= first <= 5 + 5 * took + 1, "five, and what a busy machine lets pass meanwhile"
 
 
 @pytest.mark.slow
@@ -282,14 +286,34 @@ async def test_a_receiver_gets_no_more_in_a_while_than_its_rate(database_url: st
     async with HttpSink() as sink, job_benches(database_url, 4) as benches:
         await limit(benches[0], sink.url, None, rate=40.0)
         await benches[0].create(sink.url, 100)
+        taken = [Timed(bench) for bench in benches]
         async with working(benches):
-            times = [request.at for request in await sink.received(100, timeout=30)]
-    # A second's worth may be saved up; one more each for the clocks of two machines.
-    for start in times:
-        for seconds in (0.25, 0.5, 1.0):
-            count = sum(start <= at <= start + seconds for at in times)
-            assert count <= 40 + 40 * seconds + 2
-    assert times[-1] - times[0] >= 60 / 40 - 0.1
+            await sink.received(100, timeout=60)
+    claims = [claim for timed in taken for claim in timed.claims]
+    assert sum(count for _, _, count in claims) == 100
+    # A second's worth may be saved up; one more each for the clocks of two machines. Requests that a busy
+    # machine holds up arrive together: what counts is what was let go, and that was within these times.
+    for start, _, _ in claims:
+        for _, end, _ in claims:
+            count = sum(n for began, ended, n in claims if start <= began and ended <= end)
+            assert count <= 40 + 40 * max(end - start, 0.0) + 2
+    assert max(end for _, end, _ in claims) - min(start for start, _, _ in claims) >= 60 / 40 - 0.1
+
+
+class Timed:
+    """The claims of a process that brought something: when each was begun and over, and how many."""
+
+    def __init__(self, bench: JobBench) -> None:
+        self.claims: list[tuple[float, float, int]] = []
+        self._claim = bench.jobs.claim
+        bench.jobs.claim = self._timed  # type: ignore[method-assign]  # to look on, in the place of all callers
+
+    async def _timed(self, limit: int) -> list[Claim[Job]]:
+        began = time.monotonic()
+        found = await self._claim(limit)
+        if found:
+            self.claims.append((began, time.monotonic(), len(found)))
+        return found
 
 
 # ── pauses ───────────────────────────────────────────────────────────────────────────────────────
@@ -361,13 +385,14 @@ async def test_one_silent_target_never_holds_more_than_its_share(database_url: s
         HttpSink() as healthy,
         job_bench(database_url, jobs_batch=40, jobs_connections_per_target=10) as lane,
     ):
-        await lane.create(silent.url, 200, timeout_seconds=30.0)
+        await lane.create(silent.url, 200, timeout_seconds=300.0)
         held: list[int] = []
         async with working([lane]):
-            await silent.received(10)
+            await silent.received(10, timeout=60)
             for _ in range(5):
+                before = healthy.count
                 ids = await lane.create(healthy.url, 20)
-                await healthy.received(healthy.count + 20)
+                await healthy.received(before + 20, timeout=60)
                 rows = await lane.tables.rows("dispatch_job", status="IN_PROGRESS", target=silent.url)
                 held.append(len(rows))
 

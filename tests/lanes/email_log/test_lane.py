@@ -507,8 +507,8 @@ async def test_as_many_poisoned_messages_as_a_process_holds_block_nobody(
         ordered = [await rabbit.order() for _ in range(4)]
         feed = rabbit.homing.email_send.worker()
         running = asyncio.create_task(feed.run())
-        await until(lambda: _is(rabbit, ordered[-1].id, "Sent"), 10)
-        await until(lambda: _buried(rabbit, 3), 10)
+        await until(lambda: _is(rabbit, ordered[-1].id, "Sent"))
+        await until(lambda: _buried(rabbit, 3))
         feed.stop()
         await running
         assert [message.body for message in await rabbit.messages(dead=True)] == [poison] * 3
@@ -533,7 +533,7 @@ async def test_what_the_database_refuses_is_buried_with_a_reason_and_not_asked_a
         return await claim(name, **parameters)
 
     lane.emails.run = picky  # type: ignore[method-assign, assignment]
-    assert await asyncio.wait_for(lane.consume(), 20) == 2
+    assert await asyncio.wait_for(lane.consume(), 60) == 2
     assert await lane.states([refused.id, taken.id]) == ["Pending", "Sent"]
     (buried,) = await lane.messages(dead=True, wait=0.05)
     assert "no such value" in (buried.reason or "")
@@ -621,7 +621,7 @@ async def test_a_stop_keeps_a_message_from_others_until_its_row_is_free(
         running.append(asyncio.create_task(feeds[1].run()))
         slow.homing.email_send.claim_no_more()
         await slow.homing.email_send.drain(1.0)
-        await until(lambda: _is(other, ordered.id, "Sent"), 10)
+        await until(lambda: _is(other, ordered.id, "Sent"))
         assert other.log.all("email.dropped") == []
         feeds[1].stop()
         await asyncio.gather(*running)
@@ -681,7 +681,7 @@ async def test_a_lone_message_waits_for_no_company(lane: EmailBench, monkeypatch
     monkeypatch.setattr("homing.lanes.email_log.consuming._HOLD_SECONDS", 3600.0)
     ordered = await lane.order()
     await lane.schedule()
-    await asyncio.wait_for(lane.consume(), 20)
+    await asyncio.wait_for(lane.consume(), 60)
     assert (await lane.row(ordered.id))["status"] == "Sent"
 
 

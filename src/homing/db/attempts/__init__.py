@@ -5,6 +5,6 @@ the transaction that settles it; one that delivers costs nothing, for its row sa
 What never reached the other side is no attempt: a mail that waits for a provider all day leaves nothing.
 """
 
-from homing.db.attempts.attempts import Attempts
+from homing.db.attempts.attempts import Attempts, Untold
 
-__all__ = ["Attempts"]
+__all__ = ["Attempts", "Untold"]

@@ -23,6 +23,7 @@ from homing.http.pages.shell import gone_to, link, read_form, render
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.target_desk import (
     HINTS,
+    QUICKER,
     LimitRequest,
     PauseRequest,
     ProbeResult,
@@ -116,9 +117,9 @@ class TargetPages(Controller):
 
         async def limit() -> TargetView:
             at_once, a_second = number_in(texts[0], "at once", int), number_in(texts[1], "a second")
-            return await targets_desk.limit(
-                named.order(LimitRequest, maxConcurrency=at_once, ratePerSecond=a_second)
-            )
+            given = {"maxConcurrency": at_once, "ratePerSecond": a_second}
+            version = form.get("limits_version") or None
+            return await targets_desk.limit(named.order(LimitRequest, **given, limitsVersion=version))
 
         told = {"maxConcurrency": texts[0] or None, "ratePerSecond": texts[1] or None}
         done = await tried(request, access, Deed("dispatch.targets.limit", named.text, told), limit)
@@ -268,9 +269,21 @@ async def _page_of(
         spans=list(SPANS),
         url=url or (last and last.url) or view.target,
         is_cut=last is not None and last.is_cut,
+        limits_version=_begun_with(view, sent),
         probe=probe,
         probe_body=(probe.body or "")[:_SHOWN_BODY] if probe is not None else "",
     )
+
+
+def _begun_with(view: TargetView, sent: Sent) -> str:
+    """The version that the form of the limits goes on with.
+
+    One that is refused for a mistake keeps its own, so that what somebody has changed meanwhile is only
+    written over by who was told of it.
+    """
+    if sent.why.startswith(QUICKER):
+        return view.limits_version
+    return sent.of(_LIMITS.action).text("limits_version", view.limits_version)
 
 
 def _is_known(one: LoadedTarget) -> bool:

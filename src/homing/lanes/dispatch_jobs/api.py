@@ -370,7 +370,11 @@ class TargetsApi(Controller):
         request: AnyRequest,
         data: JSONBody[LimitRequest | None] = None,  # noqa: ARG002 - documents the body
     ) -> TargetView:
-        """They hold over all processes. What is left out is no limit."""
+        """They hold over all processes. What is left out is no limit.
+
+        With the `limitsVersion` of the target as it was read, they are set only where they are still those;
+        else the answer is a 409, and nothing is changed.
+        """
         return await targets_desk.limit(await _body(request, LimitRequest, target_desk.HINTS))
 
     @post(

@@ -33,8 +33,8 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
         "postpone_unsent", "claim_unsent", "settle_unsent", "seen_in_queue", "unsent",
     ),
     mongo_targets: (
-        "note_targets", "judge_targets", "limit_target", "pause_target", "resume_target", "targets", "target",
-        "held_back",
+        "note_targets", "judge_targets", "limit_target", "replace_limits", "pause_target", "resume_target",
+        "targets", "target", "held_back",
     ),
     mongo_target_look: ("seen_targets", "target_loads", "target_results", "target_last_job"),
     mongo_leases: ("leases", "end_leases"),

@@ -92,15 +92,29 @@ def _written(sets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def limit_target(session: Session, given: Given) -> list[Columns]:
+    return await _change(session, given["target"], _limits(given))
+
+
+async def replace_limits(session: Session, given: Given) -> list[Columns]:
+    """Only those that somebody has seen: of a target that is not there none."""
+    target, seen = given["target"], (given["seen_concurrency"], given["seen_rate"])
+    if seen == (None, None):
+        await _change(session, target, {})
+    # None is also what is not there.
+    unchanged = {"_id": target, "max_concurrency": seen[0], "rate_per_second": seen[1]}
+    found = await session.update_one(TARGETS, unchanged, [{"$set": _limits(given)}])
+    return rows([{"target": target}] if found else [])
+
+
+def _limits(given: Given) -> dict[str, Any]:
     rate = given["rate_per_second"]
-    sets = {
+    return {
         "max_concurrency": exactly(given["max_concurrency"]),
         "rate_per_second": exactly(rate),
         "tokens": max(rate or 1.0, 1.0),
         "tokens_at": NOW,
         "updated_at": NOW,
     }
-    return await _change(session, given["target"], sets)
 
 
 async def pause_target(session: Session, given: Given) -> list[Columns]:

@@ -722,6 +722,20 @@ SET max_concurrency = excluded.max_concurrency, rate_per_second = excluded.rate_
     tokens = greatest(excluded.rate_per_second, 1), tokens_at = now(), updated_at = now()
 RETURNING t.target
 
+-- name: replace_limits
+-- Only those that somebody has seen: of a target without a row none.
+INSERT INTO homing_target AS t (target, max_concurrency, rate_per_second, tokens)
+SELECT :target, :max_concurrency::integer, :rate_per_second::double precision,
+       greatest(:rate_per_second::double precision, 1)
+WHERE num_nonnulls(:seen_concurrency::integer, :seen_rate::double precision) = 0
+   OR EXISTS (SELECT FROM homing_target WHERE target = :target)
+ON CONFLICT (target) DO UPDATE
+SET max_concurrency = excluded.max_concurrency, rate_per_second = excluded.rate_per_second,
+    tokens = greatest(excluded.rate_per_second, 1), tokens_at = now(), updated_at = now()
+WHERE t.max_concurrency IS NOT DISTINCT FROM :seen_concurrency::integer
+  AND t.rate_per_second IS NOT DISTINCT FROM :seen_rate::double precision
+RETURNING t.target
+
 -- name: pause_target
 INSERT INTO homing_target AS t (target, paused_until, pause_reason)
 VALUES (:target, :until::timestamptz, :reason)

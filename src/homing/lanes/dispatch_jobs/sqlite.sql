@@ -584,6 +584,18 @@ SET max_concurrency = excluded.max_concurrency, rate_per_second = excluded.rate_
     tokens = excluded.tokens, tokens_at = {now}, updated_at = {now}
 RETURNING target
 
+-- name: replace_limits
+-- Only those that somebody has seen: of a target without a row none.
+INSERT INTO homing_target (target, max_concurrency, rate_per_second, tokens)
+SELECT :target, :max_concurrency, :rate_per_second, max(coalesce(:rate_per_second, 1), 1)
+WHERE coalesce(:seen_concurrency, :seen_rate) IS NULL
+   OR EXISTS (SELECT 1 FROM homing_target WHERE target = :target)
+ON CONFLICT (target) DO UPDATE
+SET max_concurrency = excluded.max_concurrency, rate_per_second = excluded.rate_per_second,
+    tokens = excluded.tokens, tokens_at = {now}, updated_at = {now}
+WHERE max_concurrency IS :seen_concurrency AND rate_per_second IS :seen_rate
+RETURNING target
+
 -- name: pause_target
 INSERT INTO homing_target (target, paused_until, pause_reason)
 VALUES (:target, :until, :reason)

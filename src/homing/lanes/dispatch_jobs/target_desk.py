@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from homing.db import Row, instant, iso
-from homing.errors import InvalidRequest
+from homing.errors import InvalidRequest, NotAllowed
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs
 from homing.lanes.dispatch_jobs.mistakes import CONTROL
 from homing.lanes.dispatch_jobs.orders import (
@@ -30,11 +30,15 @@ _ENDLESS = datetime(ENDLESS_YEAR, 1, 1, tzinfo=UTC)
 _LONGEST_PAUSE = 365 * 86400
 _PAUSED_BY_HAND = "paused by hand"
 _MOST_LISTED = 100
+#: How it begins to be said that the limits are not those any more that somebody has seen.
+QUICKER: Final = "Somebody has changed these limits since you looked at them"
+_NO_LIMIT = "-"
 
 HINTS: Mapping[str, str] = {
     "targetUrl": "a URL of the target; scheme, host and port are what counts",
     "maxConcurrency": "it is from 1 to 10,000; null means no limit",
     "ratePerSecond": "it is from 0.001 to 100,000; null means no limit",
+    "limitsVersion": "it is that of the target as it was read",
     "seconds": "it is from 1 to 31,536,000, a year; left out, it lasts until the target is resumed",
 }
 
@@ -46,6 +50,8 @@ class LimitRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
     credentials_id: str | None = None
     max_concurrency: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     rate_per_second: Annotated[float, Meta(ge=0.001, le=100_000)] | None = None
+    #: That of the target as it was read: where somebody has changed its limits since, nothing is done.
+    limits_version: Annotated[str, Meta(pattern=r"^(-|\d{1,5})/(-|[0-9.e+-]{1,30})$")] | None = None
 
 
 class PauseRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -107,6 +113,8 @@ class TargetView(Struct, frozen=True, kw_only=True, rename="camel"):
     last_error: str | None
     max_concurrency: int | None
     rate_per_second: float | None
+    #: What its limits are known by, to be given with others; `-/-` while there are none.
+    limits_version: str
     updated_at: str | None
 
 
@@ -142,12 +150,15 @@ class TargetDesk:
 
     async def limit(self, request: LimitRequest) -> TargetView:
         target = await self._target(request.target_url, request.credentials_id)
-        await self._jobs.run(
-            "limit_target",
-            target=target,
-            max_concurrency=request.max_concurrency,
-            rate_per_second=request.rate_per_second,
-        )
+        limits = {
+            "target": target,
+            "max_concurrency": request.max_concurrency,
+            "rate_per_second": request.rate_per_second,
+        }
+        if request.limits_version is None:
+            await self._jobs.run("limit_target", **limits)
+        elif not await self._jobs.run("replace_limits", **limits, **_seen(request.limits_version)):
+            raise NotAllowed(f"{QUICKER}: {_in_words(await self._view(target))}")
         return await self._view(target)
 
     async def pause(self, request: PauseRequest) -> TargetView:
@@ -200,6 +211,27 @@ def _named(url: str, credentials_id: int | None) -> str:
     return target
 
 
+def _version(at_once: int | None, a_second: float | None) -> str:
+    """The limits themselves: whoever finds those again that they saw has missed nothing."""
+    rate = _NO_LIMIT if a_second is None else repr(float(a_second))
+    return f"{_NO_LIMIT if at_once is None else at_once}/{rate}"
+
+
+def _seen(version: str) -> dict[str, float | None]:
+    at_once, _, a_second = version.partition("/")
+    try:
+        rate = None if a_second == _NO_LIMIT else float(a_second)
+    except ValueError:
+        raise InvalidRequest(f"limitsVersion: {HINTS['limitsVersion']}", "limitsVersion") from None
+    return {"seen_concurrency": None if at_once == _NO_LIMIT else int(at_once), "seen_rate": rate}
+
+
+def _in_words(view: TargetView) -> str:
+    at_once = "any number" if view.max_concurrency is None else f"{view.max_concurrency:,}"
+    a_second = "any number" if view.rate_per_second is None else f"{view.rate_per_second:g}"
+    return f"it is {at_once} at once and {a_second} a second now"
+
+
 def target_view(row: Row) -> TargetView:
     state, until, reason = _state(row)
     place, credentials_id = _parts(row["target"])
@@ -213,6 +245,7 @@ def target_view(row: Row) -> TargetView:
         last_error=row["last_error"],
         max_concurrency=row["max_concurrency"],
         rate_per_second=row["rate_per_second"],
+        limits_version=_version(row["max_concurrency"], row["rate_per_second"]),
         updated_at=iso(row["updated_at"]),
     )
 
@@ -247,5 +280,6 @@ def _unknown(target: str) -> TargetView:
         last_error=None,
         max_concurrency=None,
         rate_per_second=None,
+        limits_version=_version(None, None),
         updated_at=None,
     )

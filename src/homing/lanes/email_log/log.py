@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from homing.db import Database, Row, load_queries
-from homing.db.attempts import Attempts
+from homing.db.attempts import Attempts, Untold
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
 from homing.engine.model import Bury, Claim, Discard, Settlement
@@ -43,7 +43,7 @@ class EmailLog(SqlStore[Email]):
             item=email_of,
             transition=transition,
             parameters=msgspec.structs.asdict(terms),
-            kept_attempts=attempts_of_emails(database),
+            kept_attempts=attempts_of_emails(database, partial(telemetry.attempts_untold, "email_log:send")),
         )
         # On PostgreSQL one statement does both.
         self._settling = [name for name in ("settle", "complete_keys") if name in self._queries]
@@ -232,5 +232,5 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def attempts_of_emails(database: Database) -> Attempts:
-    return Attempts(database, "email_log", "email_log")
+def attempts_of_emails(database: Database, untold: Untold | None = None) -> Attempts:
+    return Attempts(database, "email_log", "email_log", untold=untold)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Database, Row, load_queries
-from homing.db.attempts import Attempts
+from homing.db.attempts import Attempts, Untold
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
@@ -44,6 +44,7 @@ class MailOutbox(SqlStore[Mail]):
         owner: str,
         lease_seconds: float,
         max_attempts: int,
+        untold: Untold | None = None,
     ) -> None:
         super().__init__(
             database,
@@ -51,7 +52,7 @@ class MailOutbox(SqlStore[Mail]):
             item=mail_of,
             transition=transition,
             parameters={"owner": owner, "lease_seconds": lease_seconds, "max_attempts": max_attempts},
-            kept_attempts=attempts_of_mails(database),
+            kept_attempts=attempts_of_mails(database, untold),
         )
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
@@ -138,5 +139,5 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def attempts_of_mails(database: Database) -> Attempts:
-    return Attempts(database, "mail_outbox", "mail_outbox")
+def attempts_of_mails(database: Database, untold: Untold | None = None) -> Attempts:
+    return Attempts(database, "mail_outbox", "mail_outbox", untold=untold)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import Database, Row, instant, load_queries
-from homing.db.attempts import Attempts
+from homing.db.attempts import Attempts, Untold
 from homing.db.patience import patiently
 from homing.db.store import SqlStore
 from homing.db.tally import Base, RunningTotal, by_state
@@ -62,7 +62,13 @@ class Standing(Struct, frozen=True, gc=False):
 
 class Notifications(SqlStore[Notification]):
     def __init__(
-        self, database: Database, transition: Any, *, terms: Terms, monotonic: Monotonic = time.monotonic
+        self,
+        database: Database,
+        transition: Any,
+        *,
+        terms: Terms,
+        untold: Untold | None = None,
+        monotonic: Monotonic = time.monotonic,
     ) -> None:
         super().__init__(
             database,
@@ -71,7 +77,7 @@ class Notifications(SqlStore[Notification]):
             item=lambda _row: _UNREAD,
             transition=transition,
             parameters={**msgspec.structs.asdict(terms), "most_counted": _MOST_COUNTED},
-            kept_attempts=attempts_of_notifications(database),
+            kept_attempts=attempts_of_notifications(database, untold),
         )
         self._monotonic = monotonic
         self._total = RunningTotal(monotonic)
@@ -238,5 +244,5 @@ def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | N
     )
 
 
-def attempts_of_notifications(database: Database) -> Attempts:
-    return Attempts(database, "open_events", "open_event_notifications", "notification_id")
+def attempts_of_notifications(database: Database, untold: Untold | None = None) -> Attempts:
+    return Attempts(database, "open_events", "open_event_notifications", "notification_id", untold=untold)

@@ -1,4 +1,4 @@
-"""How fast the operator's desk answers over millions of messages: pages, query lines, a bulk run.
+"""How fast the operator's desk answers over millions of messages: pages, query lines, alerts, a bulk run.
 
 The application is the real one, in a process of its own, on a real port.
 """
@@ -45,6 +45,15 @@ SHAPES: Final = (USUAL, INCIDENT)
 #: Processes that are started only for the first answer of every page.
 FRESH: Final = 3
 _TIMEOUT = 120.0
+#: Looks of the alerts, after the first.
+_LOOKS = 20
+#: Of what messages die, as if it had just happened: from now on every look asks what is left of each.
+_DEATHS = """
+INSERT INTO homing_job_death (message_id, error)
+SELECT id, error_class FROM dispatch_job WHERE status = 'ERROR' LIMIT 5000;
+INSERT INTO homing_mail_death (message_id, error)
+SELECT id, last_error FROM mail_outbox WHERE status = 'failed' LIMIT 5000;
+"""
 
 
 class DeskJob(Struct, frozen=True):
@@ -82,6 +91,8 @@ class DeskTimes(Struct, frozen=True):
     """What one process was measured with."""
 
     pages: tuple[PageTime, ...]
+    #: Milliseconds of each look of the alerts.
+    looks: tuple[float, ...] = ()
     bulk: BulkCost | None = None
 
 
@@ -92,6 +103,8 @@ class DeskLine(Struct, frozen=True):
     waiting: int
     filled_in: float
     pages: tuple[PageCost, ...]
+    #: Whether something is wrong: one look, of all lanes.
+    alerts_p95_ms: float
     bulk: BulkCost
 
 
@@ -133,10 +146,11 @@ async def _line(url: str, messages: int, waiting: int, plan: DeskPlan, step: Ste
     filled_in = time.perf_counter() - began
     step(f"{version}: first answers")
     fresh = [await _times(DeskJob(url, paths)) for _ in range(plan.fresh)]
-    step(f"{version}: pages, and a bulk run")
+    step(f"{version}: pages, alerts and a bulk run")
     times = await _times(DeskJob(url, paths, plan.requests, requeues=True))
     assert times.bulk is not None, "it was asked for"
-    return DeskLine(version, messages, waiting, filled_in, tuple(costs([*fresh, times])), times.bulk)
+    pages, looks = tuple(costs([*fresh, times])), percentile(times.looks, 0.95)
+    return DeskLine(version, messages, waiting, filled_in, pages, looks, times.bulk)
 
 
 async def _times(job: DeskJob) -> DeskTimes:
@@ -240,7 +254,9 @@ async def _served(url: str) -> AsyncIterator[tuple[Homing, str]]:
 async def measure(job: DeskJob) -> DeskTimes:
     async with _served(job.database_url) as (homing, address):
         pages = await asyncio.to_thread(_ask, address, job.paths, job.requests)
-        return DeskTimes(tuple(pages), await _requeue_the_dead(homing) if job.requeues else None)
+        if not job.requeues:
+            return DeskTimes(tuple(pages))
+        return DeskTimes(tuple(pages), await _look_for_trouble(homing), await _requeue_the_dead(homing))
 
 
 def _ask(address: str, paths: Sequence[str], requests: int) -> list[PageTime]:
@@ -264,6 +280,17 @@ def _timed(connection: http.client.HTTPConnection, path: str) -> float:
     if answer.status != http.client.OK:
         raise HomingError(f"GET {path} was answered with {answer.status}")
     return (time.perf_counter() - began) * 1000
+
+
+async def _look_for_trouble(homing: Homing) -> tuple[float, ...]:
+    """The first takes up what died; each after it looks what has become of that, and of all else."""
+    await homing.database.run_script(_DEATHS)
+    times = []
+    for _ in range(_LOOKS + 1):
+        began = time.perf_counter()
+        await homing.alerts_part.watch.round()
+        times.append((time.perf_counter() - began) * 1000)
+    return tuple(times[1:])
 
 
 async def _requeue_the_dead(homing: Homing) -> BulkCost:

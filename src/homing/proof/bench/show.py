@@ -175,6 +175,7 @@ def _bulk_words(line: DeskLine) -> str:
     first, half = latest(line), percentile([page.p95_ms for page in line.pages], 0.5)
     return (
         f"Filled in {line.filled_in:.0f} s. Half of the pages have a p95 of {half:.0f} ms at most."
+        f" A look of the alerts took {line.alerts_p95_ms:.0f} ms (p95)."
         f" {line.bulk.requeued:,} dead jobs were requeued in"
         f" {line.bulk.seconds:.1f} s. The slowest first answer of a process took {first.first_ms:,.0f} ms:"
         f" {_shortened(unquote_plus(first.path))}"

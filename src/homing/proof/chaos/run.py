@@ -203,7 +203,7 @@ class Run:
         killed = time.monotonic()
         # What it held is at rest now: nobody touches these rows before their leases end, which may be soon.
         after = [*await self._held(victim.owner), *await self._lost_already(before)]
-        fault = Fault("kill", tuple(after) if before else (), self._accepted(after))
+        fault = Fault("kill", tuple(after), self._accepted(after))
         self._note(fault)
         if fault.hit:
             self._watch(self._time_recovery(len(self.faults) - 1, victim.owner, killed))
