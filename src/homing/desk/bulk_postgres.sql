@@ -112,6 +112,7 @@ RETURNING state
 UPDATE homing_bulk_run
 SET locked_by = NULL, lease_expires_at = now() + make_interval(secs => :delay), updated_at = now(),
     last_error = coalesce(:error::text, last_error),
+    progress = coalesce(:progress::text::json, progress),
     troubles = CASE WHEN :error::text IS NULL THEN 0 ELSE troubles + 1 END
 WHERE {ours}
 RETURNING id

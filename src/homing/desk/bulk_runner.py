@@ -1,7 +1,7 @@
 """Does bulk runs: takes one up, does it batch by batch, and leaves it so that another process can go on.
 
-Before a batch is done it is written down which messages it means. Whoever takes the run up after a crash
-looks which of them are still in a state for the verb: the others were changed before it, and are counted.
+Right before a batch is done it is written down which messages it means, and right after it what it came to.
+Whoever takes the run up after a crash between the two looks where each of them stands: see `_take_up`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Batch(Struct, frozen=True):
-    """What is being done: the messages after the cursor up to this one, so many when they were looked for."""
+    """What is being done."""
 
     lane: LaneName
-    last: int
-    size: int
-    #: None are known where an older version has begun it.
+    #: In the order of the run. None are known where an older version has begun it.
     numbers: Sequence[int] = ()
 
 
@@ -64,6 +62,7 @@ class Progress(Struct, frozen=True):
     after: dict[LaneName, int] = {}
     #: Lanes that nothing is left of.
     over: tuple[LaneName, ...] = ()
+    #: Written down while it is done; who holds the run has it only if another process began it.
     batch: Batch | None = None
 
 
@@ -191,7 +190,8 @@ class BulkRunner:
         if hold.is_cancelled or hold.objection is not None:
             await self._finish(hold, "cancelled", hold.objection)
         elif hold.is_ours:
-            await hold.write("release", delay=0.0, error=None)
+            # No batch of ours stands in it: what was done is noted, and what was only begun was not done.
+            await hold.write("release", delay=0.0, error=None, progress=_encode(hold.progress).decode())
 
     async def _put_off(self, hold: _Hold, error: DatabaseError) -> None:
         if hold.troubles >= _MOST_TROUBLES:
@@ -199,7 +199,8 @@ class BulkRunner:
             return
         delay = min(_LONGEST_DELAY, 2.0**hold.troubles)
         self._telemetry.log.warning("bulk.put_off", run=hold.run.id, seconds=delay, error=str(error))
-        await hold.write("release", delay=delay, error=str(error)[:_LONGEST_ERROR])
+        # Nobody knows whether a batch under way was done: it stays noted.
+        await hold.write("release", delay=delay, error=str(error)[:_LONGEST_ERROR], progress=None)
 
     async def _finish(self, hold: _Hold, state: RunState, error: str | None = None) -> None:
         """With its entry in the audit log, in one transaction: what it came to is told once."""
@@ -347,60 +348,64 @@ class _Walk:
                 await self._lane(hold.runs.lanes[name], wanted)
 
     async def _lane(self, lane: LaneDesk, wanted: Wanted) -> None:
+        await self._take_up(lane, wanted)
         self._pace.begin()
-        numbers, tally = await self._first(lane, wanted)
-        while True:
-            # One statement for both: what the last batch came to, and what the next will be.
-            await self._note(lane, numbers, tally)
-            if not numbers:
-                return
+        while numbers := await self._numbers(lane, wanted):
             await self._hold.rest(self._pace.end())
-            self._hold.require_going_on()
+            await self._begin(lane, numbers)
             self._pace.begin()
             tally = await self._act(lane, numbers)
-            self._advance(lane, numbers[-1])
-            numbers = await self._numbers(lane, wanted, self._pace.batch)
+            await self._note(lane, tally, after={**self._hold.progress.after, lane.name: numbers[-1]})
+        await self._note(lane, Tally(), over=(*self._hold.progress.over, lane.name))
 
-    async def _first(self, lane: LaneDesk, wanted: Wanted) -> tuple[Sequence[int], Tally]:
-        """The first batch; of one that was begun before a crash what is left, and which were changed."""
+    async def _take_up(self, lane: LaneDesk, wanted: Wanted) -> None:
+        """What a process had begun that died before it could tell what came of it.
+
+        What is in a state for the verb still is found again by the walk. The dead leave theirs only because
+        somebody requeues them. What waited may have been delivered meanwhile: only what has been stopped was
+        cancelled, and of what was to be sent now nobody can tell.
+        """
         begun = self._hold.progress.batch
         if begun is None or begun.lane != lane.name:
-            return await self._numbers(lane, wanted, self._pace.batch), Tally()
-        numbers = await self._numbers(lane, wanted, begun.size)
-        self._hold.require_going_on()
-        left = [n for n in numbers if (n >= begun.last if self._from_the_end else n <= begun.last)]
-        changed = set(begun.numbers).difference(left)
-        tally = Tally(done=begun.size - len(left), changed=tuple(changed))
-        if not left:
-            self._advance(lane, begun.last)
-            return await self._numbers(lane, wanted, self._pace.batch), tally
-        return left, tally
+            return
+        gone = set(begun.numbers).difference(await self._found(lane, wanted, begun))
+        if self._verb == "cancel":
+            changed = gone.intersection(await self._found(lane, Wanted(phases=("stopped",)), begun))
+        else:
+            changed = gone if self._verb == "requeue" else set()
+        tally = Tally(done=len(changed), skipped=len(gone) - len(changed), changed=sorted(changed))
+        await self._note(lane, tally, batch=None)
 
-    async def _numbers(self, lane: LaneDesk, wanted: Wanted, limit: int) -> Sequence[int]:
+    async def _found(self, lane: LaneDesk, wanted: Wanted, begun: Batch) -> set[int]:
+        """The numbers of those that are meant, as far as the batch goes, and perhaps further."""
+        found: set[int] = set()
         after = self._hold.progress.after.get(lane.name)
+        while begun.numbers and (page := await self._look(lane, wanted, after, _LARGEST_BATCH)):
+            found.update(page)
+            after = page[-1]
+            if after == begun.numbers[-1] or (after < begun.numbers[-1]) == self._from_the_end:
+                break
+        return found
+
+    async def _numbers(self, lane: LaneDesk, wanted: Wanted) -> Sequence[int]:
+        return await self._look(lane, wanted, self._hold.progress.after.get(lane.name), self._pace.batch)
+
+    async def _look(self, lane: LaneDesk, wanted: Wanted, after: int | None, limit: int) -> Sequence[int]:
         looking = lane.numbers(wanted, after=after, limit=limit, newest_first=self._from_the_end)
-        try:
-            return await self._hold.look(looking)
-        except _Ended:
-            # What the last batch came to is not lost with it.
-            return []
+        return await self._hold.look(looking)
 
-    def _advance(self, lane: LaneDesk, last: int) -> None:
-        progress = self._hold.progress
-        after = {**progress.after, lane.name: last}
-        self._hold.progress = msgspec.structs.replace(progress, after=after, batch=None)
+    async def _begin(self, lane: LaneDesk, numbers: Sequence[int]) -> None:
+        self._hold.require_going_on()
+        progress = msgspec.structs.replace(self._hold.progress, batch=Batch(lane.name, numbers))
+        await self._write(lane, progress, Tally())
 
-    async def _note(self, lane: LaneDesk, numbers: Sequence[int], tally: Tally) -> None:
-        hold = self._hold
-        if numbers:
-            batch = Batch(lane.name, numbers[-1], len(numbers), numbers)
-            hold.progress = msgspec.structs.replace(hold.progress, batch=batch)
-        elif hold.is_going_on:
-            over = (*hold.progress.over, lane.name)
-            hold.progress = msgspec.structs.replace(hold.progress, over=over)
-        progress = _encode(hold.progress).decode()
+    async def _note(self, lane: LaneDesk, tally: Tally, **progress: Any) -> None:
+        self._hold.progress = msgspec.structs.replace(self._hold.progress, **progress)
+        await self._write(lane, self._hold.progress, tally)
+
+    async def _write(self, lane: LaneDesk, progress: Progress, tally: Tally) -> None:
         told = {**msgspec.structs.asdict(tally), "changed": _encode(tally.changed).decode()}
-        await hold.note("advance", progress=progress, lane=lane.name, **told)
+        await self._hold.note("advance", progress=_encode(progress).decode(), lane=lane.name, **told)
 
     async def _act(self, lane: LaneDesk, numbers: Sequence[int]) -> Tally:
         try:

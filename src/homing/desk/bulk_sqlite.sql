@@ -101,6 +101,7 @@ RETURNING state
 UPDATE homing_bulk_run
 SET locked_by = NULL, lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :delay)), updated_at = {now},
     last_error = coalesce(:error, last_error),
+    progress = coalesce(:progress, progress),
     troubles = CASE WHEN :error IS NULL THEN 0 ELSE troubles + 1 END
 WHERE {ours}
 RETURNING id

@@ -52,4 +52,4 @@ def _done(row: Row) -> Done:
 def _step(done: Done, *, is_named: bool) -> Step:
     who = f" of {done.created_by}" if is_named else ""
     title = f"{_TITLES[done.verb]} by bulk run {done.run}{who}"
-    return Step(done.at, "bulk", title, bulk_run=done.run)
+    return Step(done.at, "bulk", title, bulk_run=done.run if is_named else None)

@@ -133,8 +133,10 @@ class Desk:
         # What else is known of the message is shown all the same.
         with suppress(DatabaseError):
             for done in await self._bulk_story.of(message.lane, message.number, readable=readable):
-                later = (place for place, step in enumerate(timeline) if step.at >= done.at)
-                timeline.insert(next(later, len(timeline)), done)
+                # A table that was emptied gives its numbers out again.
+                if done.at >= message.created_at:
+                    later = (place for place, step in enumerate(timeline) if step.at >= done.at)
+                    timeline.insert(next(later, len(timeline)), done)
         return msgspec.structs.replace(detail, timeline=timeline)
 
     async def _told_truly(self, detail: Detail) -> Detail:

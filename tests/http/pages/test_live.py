@@ -17,6 +17,8 @@ from tests.http.door import Door, opened_door
 from tests.http.pages.visitor import door_with_people, visiting
 from tests.outbox import LogLines
 
+from homing.desk.bulk import Asker
+from homing.desk.bulk_runner import BulkRunner
 from homing.errors import RateLimited, Unreachable
 from homing.http import live, server
 from homing.http.live import Piece, Streams
@@ -248,6 +250,26 @@ async def test_a_message_is_watched_to_its_end(sqlite_url: str) -> None:
             while "delivered" not in str(told):
                 _, told = await stream.event()
         assert "data-topic" not in (await door.client.get(f"/messages/outbox_{id}")).text
+
+
+async def test_who_looks_on_beside_somebody_who_may_see_more_is_told_no_more(sqlite_url: str) -> None:
+    """Who ordered a bulk run over all lanes is told to those who may read all of them."""
+    async with door_with_people(sqlite_url) as door, visiting(door, "admin") as admin:
+        (id,) = await door.insert(1, status="failed", last_error="timeout: no answer")
+        runs = door.homing.bulk.runs
+        run = await runs.start("status:dead", "requeue", Asker("user:admin", lambda _scope: True))
+        assert await BulkRunner(runs, door.homing.telemetry, owner="test", pause=0.0).once(run.id)
+        headers = {"Authorization": f"Bearer {await door.key('desk:read', 'mail:read')}"}
+        async with (
+            httpx.AsyncClient(base_url=door.address, headers=headers) as client,
+            tail(admin.client, topic="message", q=f"outbox_{id}") as all_of_it,
+        ):
+            assert f"bulk run {run.id} of user:admin" in str(await all_of_it.event())
+            async with tail(client, topic="message", q=f"outbox_{id}") as less:
+                told = str(await less.event())
+        assert f"bulk run {run.id}" in told
+        assert "user:admin" not in told
+        assert f"/bulk/{run.id}" not in told, "they would not be let in there"
 
 
 async def test_a_stop_does_not_wait_for_pages_that_are_open(

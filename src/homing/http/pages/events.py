@@ -82,9 +82,9 @@ def _messages(desk: Desk, user: Principal, line: str) -> tuple[Hashable, Look]:
 
 
 async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look]:
-    """Who may not see it is refused here, so that those who follow may all see the same."""
+    """Who may not see it is refused here. Of a bulk run, who may read all its lanes sees more than others."""
     await story_pieces(desk, id, user.may)
-    return ("message", id), lambda: story_pieces(desk, id, user.may)
+    return ("message", id, readable(desk, user)), lambda: story_pieces(desk, id, user.may)
 
 
 async def _bulk(bulk_runs: BulkRuns, user: Principal, id: int) -> tuple[Hashable, Look]:
