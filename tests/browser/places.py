@@ -31,9 +31,9 @@ NO_PAGES: Mapping[str, str] = {
 _PROGRAMS = ("/api/", "/internal/", "/openapi.json", "/static/")
 #: Messages whose pages differ: by lane, by state, by what is in them.
 _SHOWN = (
-    *("job.delivered", "job.dead", "job.hostile", "job.retried", "job.down.0", "job.ordered.1", "job.paused"),
+    *("job.delivered", "job.dead", "job.hostile", "job.retried", "job.down.0", "job.ordered.1", "job.long"),
     *("job.running", "mail.delivered", "mail.chinese", "mail.untemplated", "mail.hostile", "mail.long"),
-    *("mail.running", "email.failed", "email.dead", "notification.sent", "notification.skipped"),
+    *("mail.running", "email.failed", "email.dead", "notification.sent", "notification.failed"),
 )
 
 

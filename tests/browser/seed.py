@@ -33,7 +33,11 @@ from homing.testing.http_sink import Answer
 from homing.workers.model import Identity, LaneReport, Own, Report
 
 HOSTILE = '<script>document.title="owned"</script>"><img src=x onerror=alert(1)>'
-LONG = "A-very-long-subject-without-any-place-to-break-" * 8
+#: A browser breaks a line at spaces, hyphens and slashes: there is none in these.
+LONG = "averylongwordwithoutanyplacetobreakit" * 8
+LONG_ADDRESS = f"{'long' * 15}@{'sub.' * 20}example.org"
+LONG_HOST = f"{'sub' * 20}.{'sub' * 20}.example.org"
+LONG_PATH = f"/shop/{LONG[:200]}"
 CHINESE = "您关注的课程有名额了 计算机科学导论"
 #: Attempts of a job before it is given up, of a mail, and failures in a row that open a breaker.
 SETTINGS: Mapping[str, Any] = {
@@ -50,11 +54,13 @@ ANSWERS: Mapping[str, Answer] = {
     "/shop/broken": Answer(status=500, body=HOSTILE.encode(), headers=(("Content-Type", "text/html"),)),
     "/shop/gone": Answer(status=410, body=b"nobody subscribes here any more"),
     "/shop/picky": Answer(status=422, body='{"error":"不能处理"}'.encode()),
+    LONG_PATH: Answer(status=500, body=LONG.encode(), headers=(("X-Reason", LONG),)),
     "/down/hooks": Answer(status=503, body=b"down for the night"),
 }
-ADMIN = Asker("user:admin", lambda _scope: True)
+ADMIN = Asker(f"user:{LONG[:100]}", lambda _scope: True)
 WORKER = "worker-1.example:812"
 DESERTER = "worker-2.example:4711"
+LONG_WORKER = f"{LONG[:100]}.example:9"
 _MAIL_HTML = (
     "<h1>Your order has shipped</h1><p>Hello <b>Ann</b>, it is on its way.</p>"
     '<script>top.document.title = "owned"</script>'
@@ -94,14 +100,14 @@ class Seed:
 
     async def sow(self) -> Seeded:
         cookies = await self._people()
-        credentials = await self._door.homing.credentials.create(CreateCredentials(name="shop, production"))
+        credentials = await self._door.homing.credentials.create(CreateCredentials(name=f"shop, {LONG[:90]}"))
         await self._webhooks(credentials.row["id"])
         await self._mails()
         await self._emails_by_queue()
         subscription = await self._open_seats()
         await self._workers()
         await self._door.homing.alerts_part.watch.round()
-        run = await self._door.homing.bulk.runs.start("status:dead type:nothing.*", "requeue", ADMIN)
+        run = await self._door.homing.bulk.runs.start(f"status:dead type:{LONG[:150]}*", "requeue", ADMIN)
         return Seeded(
             ids=self._ids,
             cookies=cookies,
@@ -126,10 +132,12 @@ class Seed:
             opened = await access.log_in(role, PASSWORD, "127.0.0.1")
             assert isinstance(opened, LoggedIn)
             cookies[role] = opened.token
+        await access.users.add(LONG[:100], PASSWORD, "viewer", by="cli:seed")
+        await access.log_in(LONG[100:200], PASSWORD, "127.0.0.1")
         return cookies
 
     async def _key(self) -> str:
-        order = KeyOrder("shop", ("mail:write", "jobs:read"), 3600.0, None)
+        order = KeyOrder(LONG[:100], ("mail:write", "jobs:read"), 3600.0, None)
         issued = await self._door.homing.access.keys.create(order, by="cli:seed")
         return str(issued.row["id"])
 
@@ -144,6 +152,7 @@ class Seed:
             await self._job(f"gone.{number}", f"{shop}/gone", type="newsletter.sent", max_retries=1)
         await self._job("picky", f"{shop}/picky", type="invoice.issued", max_retries=1)
         await self._job("hostile", f"{shop}/broken", type=HOSTILE[:100], max_retries=1, payload=_payload())
+        await self._long_job(self._receiver)
         await self._jobs.run_batch()
         await self._job("retried", f"{shop}/broken", type="report.ready", **signed)
         await self._jobs.run_batch()
@@ -156,6 +165,14 @@ class Seed:
         await self._job("running", f"{shop}/orders", type="order.paid")
         await self._jobs.claim(1)
         await self._job("waiting", f"{shop}/orders", type="order.shipped", external_id="a-4711")
+
+    async def _long_job(self, receiver: str) -> None:
+        """Words without a break in all that whoever orders a job writes, and in what a receiver answers."""
+        await self._job(
+            "long", f"{receiver}{LONG_PATH}", max_retries=1, type=LONG[:100], source=LONG[:100],
+            external_id=LONG[:32], group_id=LONG[:100], metadata={LONG[:50]: LONG}, headers={f"X-{LONG[:50]}": LONG},
+        )  # fmt: skip
+        await self._job("far", f"http://{LONG_HOST}/{LONG}", scheduled_for=iso(_later(hours=7)))
 
     async def _down_target(self) -> None:
         """As often as its breaker needs to open."""
@@ -174,7 +191,7 @@ class Seed:
     async def _paused_target(self) -> None:
         await self._job("paused", f"{self._paused}/hooks", type="order.created")
         until = self._jobs.time(_later(days=1))
-        await self._jobs.jobs.run("pause_target", target=self._paused, until=until, reason="maintenance")
+        await self._jobs.jobs.run("pause_target", target=self._paused, until=until, reason=LONG)
 
     async def _job(self, name: str, url: str, **columns: Any) -> None:
         (id,) = await self._jobs.create(url, **columns)
@@ -192,6 +209,7 @@ class Seed:
         sender.answer(
             "bounced@example.org", Verdict(status="rejected", code=550, text=f"no such user {HOSTILE}")
         )
+        sender.answer(LONG_ADDRESS, Verdict(status="deferred", code=451, text=f"<{LONG_ADDRESS}>: {LONG}"))
         sender.answer("busy@example.org", Verdict(status="deferred", code=451, text="greylisted, come back"))
         shipped = {"subject": "Your order has shipped", "text_body": "Hello Ann,\n\nit is on its way.\n"}
         await self._mail("delivered", **shipped, html_body=_MAIL_HTML, metadata='{"tenantId": "acme"}')
@@ -200,7 +218,10 @@ class Seed:
         await self._mail("dead2", subject="Invoice for November", to_address="bounced@example.org")
         await self._mail("untemplated", template="no-such-template")
         await self._door.deliver()
+        # Whoever fails in another program writes what they like.
+        await self._mail("foreign", subject="Not ours", status="failed", last_error=LONG)
         await self._mail("retried", subject="Invoice for November", to_address="busy@example.org")
+        await self._mail("long", subject=LONG, to_address=LONG_ADDRESS)
         await self._door.deliver()
         await self._mail("running", subject="A mail that is being sent")
         await self._door.outbox.claim(1)
@@ -212,12 +233,6 @@ class Seed:
         )
         await self._mail(
             "hostile", subject=HOSTILE, html_body=f"<p>{HOSTILE}</p>", next_attempt_at=_later(hours=2)
-        )
-        await self._mail(
-            "long",
-            subject=LONG,
-            to_address=f"{'long' * 15}@{'sub.' * 20}example.org",
-            next_attempt_at=_later(hours=3),
         )
         for state in ("cancelled", "expired"):
             await self._mail(state, subject=f"A mail that was {state}", status=state)
@@ -233,7 +248,7 @@ class Seed:
     async def _emails_by_queue(self) -> None:
         await self._email("delivered", subject="Receipt 1")
         await self._email("failed", to="busy@example.org", subject="Receipt 2")
-        await self._email("dead", to="bounced@example.org", subject="Receipt 3")
+        await self._email("dead", to="bounced@example.org", subject=LONG)
         await self._email("hostile", subject="Receipt", body=HOSTILE)
         await self._emails.deliver()
         await self._email("cancelled", subject="Receipt 5")
@@ -260,12 +275,12 @@ class Seed:
         await subscriptions.pause(5, "api")
         line = self._door.homing.notifications_part.line
         await line.deliverer.settled(await line.deliverer.run_batch(100))
-        await self._flip("09215", CHINESE)
+        await self._flip("09215", f"{CHINESE} {LONG[:150]}")
         for id, state in ((8, "expired"), (7, "failed")):
             await self._door.sql(
                 "UPDATE open_event_notifications SET fanout_status = :state, error = :error "
                 "WHERE notification_id = :id RETURNING 1 AS one",
-                id=id, state=state, error='{"code": "timeout", "message": "no answer"}',
+                id=id, state=state, error=f'{{"code": "timeout", "message": "no answer to {LONG}"}}',
             )  # fmt: skip
         rows = await self._door.sql(
             "SELECT notification_id, fanout_status FROM open_event_notifications ORDER BY 1"
@@ -297,7 +312,7 @@ class Seed:
     # ── what runs ────────────────────────────────────────────────────────────────────────────────
 
     async def _workers(self) -> None:
-        states: Mapping[str, Own] = {WORKER: "running", DESERTER: "running", "worker-0.example:9": "stopped"}
+        states: Mapping[str, Own] = {WORKER: "running", DESERTER: "running", LONG_WORKER: "stopped"}
         for name, state in states.items():
             await self._door.homing.fleet.beat(*beat_of(name, state), up_seconds=3600.0)
         # One is heard of for longer than all of these tests last, the other was lost before they began.
@@ -310,11 +325,11 @@ class Seed:
 
     async def _caught(self) -> int:
         source = (
-            f"From: a@example.org\r\nTo: b@example.org\r\nSubject: {CHINESE}\r\nMIME-Version: 1.0\r\n"
+            f"From: a@example.org\r\nTo: b@example.org\r\nSubject: {CHINESE} {LONG}\r\nMIME-Version: 1.0\r\n"
             f"Content-Type: text/html; charset=utf-8\r\n\r\n<p>Hello</p>{HOSTILE}\r\n"
         )
         mail = CaughtMail(
-            "<1@x>", "a@example.org", ("b@example.org",), CHINESE, b64encode(source.encode()).decode()
+            "<1@x>", LONG_ADDRESS, ("b@example.org", LONG_ADDRESS), f"{CHINESE} {LONG}", b64encode(source.encode()).decode()
         )
         return (await self._door.homing.shelf.keep([mail]))[0]
 

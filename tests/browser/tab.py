@@ -53,6 +53,23 @@ _WIDTHS = """() => {
   return [wide, room, out.slice(0, 5).map((one) => one.outerHTML.slice(0, 100))];
 }"""
 
+#: Words that run out of what they stand in: a panel, a cell, a badge. What says by itself that it cuts or scrolls
+#: is meant so, and what is hidden from the eye has no room.
+_RUN_OUT = """() => {
+  const found = [], text = document.createRange();
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const right = (one) => one.getBoundingClientRect().right;
+  while (words.nextNode()) {
+    const one = words.currentNode.parentElement;
+    if (!words.currentNode.data.trim() || !one.checkVisibility() || one.closest(".hidden, .skip, option, svg")) continue;
+    const box = one.closest("pre, .json, .to, td, th, .tag, .badge, .button, .panel, .notice, .figure, .top, .menu, main");
+    if (!box || getComputedStyle(box).overflowX !== "visible") continue;
+    text.selectNodeContents(words.currentNode);
+    if (right(text) > right(box) + 1) found.push(`runs out: ${box.className || box.localName}: ${one.outerHTML.slice(0, 150)}`);
+  }
+  return found.slice(0, 5);
+}"""
+
 
 #: What can be pressed in a table, and is cut off by the box that the table scrolls in.
 _CUT = """() => {
@@ -120,6 +137,11 @@ class Tab:
         """What makes the page scroll sideways."""
         wide, room, widest = await self.page.evaluate(_WIDTHS)
         return [f"{wide} wide: {widest}"] if wide > room else []
+
+    async def run_out(self) -> list[str]:
+        """Words that lie over what stands beside them."""
+        found: list[str] = await self.page.evaluate(_RUN_OUT)
+        return found
 
     async def cut_off(self) -> list[str]:
         """What is to be pressed in tables and is out of sight."""

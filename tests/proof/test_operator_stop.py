@@ -101,19 +101,19 @@ async def test_stop_in_the_middle_of_work_and_upgrade(
 ) -> None:
     grace = 20.0
     settings = {"homing_mail_connections": 4, "homing_mail_batch": 60, "homing_grace_seconds": grace}
-    async with site(database_url, tmp_path, mails=200, delay=0.1, **settings) as here:
+    async with site(database_url, tmp_path, mails=400, delay=0.1, **settings) as here:
         old = here.start(command)
         await here.until_taken(20)
         assert await stop(old, number, grace) == 0
         states = await here.states()
         assert set(states) == {("sent", 0), ("queued", 0)}, "nothing is left in dispatching or charged"
-        assert 20 <= states["sent", 0] < 200, "it was stopped in the middle"
+        assert 20 <= states["sent", 0] < 400, "it was stopped in the middle"
         assert sum(here.copies().values()) == states["sent", 0], "what was begun was finished and noted"
         here.sink.hurry()
         new = here.start(command)
         await here.until_all_ended()
         assert await stop(new, number, grace) == 0
-        assert await here.states() == {("sent", 0): 200}
+        assert await here.states() == {("sent", 0): 400}
         assert set(here.copies().values()) == {1}
 
 

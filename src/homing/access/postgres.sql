@@ -111,17 +111,18 @@ WHERE created_at < now() - make_interval(secs => :longest) OR seen_at < now() - 
 
 -- name: try_login
 -- Counted before the password is looked at, so that a hundred at once are a hundred; a login that succeeds
--- takes it back. No row comes back while the subject is blocked.
+-- takes it back. No row comes back while the subject is blocked. Whoever waited here for another began before that
+-- one was counted: by the time of its transaction it would be refused, so the clock is read when its turn has come.
 INSERT INTO homing_login_failure AS f (subject, failures, last_at, blocked_until)
 VALUES (:subject, 1, now(), now())
 ON CONFLICT (subject) DO UPDATE
 SET failures = CASE WHEN f.last_at < now() - make_interval(secs => :forgotten_after) THEN 1
                     ELSE least(f.failures, 1000000) + 1 END,
-    last_at = now(),
-    blocked_until = now() + make_interval(secs => CASE
+    last_at = clock_timestamp(),
+    blocked_until = clock_timestamp() + make_interval(secs => CASE
         WHEN f.failures < :free OR f.last_at < now() - make_interval(secs => :forgotten_after) THEN 0
         ELSE least(:longest_block, 1 << least(f.failures - :free, 20)) END)
-WHERE f.blocked_until <= now()
+WHERE f.blocked_until <= clock_timestamp()
 RETURNING subject
 
 -- name: login_wait

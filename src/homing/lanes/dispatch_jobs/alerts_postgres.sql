@@ -21,7 +21,9 @@ WITH RECURSIVE head AS (
     SELECT * FROM head LIMIT :most
 )
 SELECT extract(epoch FROM now() - min(heads.next_attempt_at))::double precision AS age
-FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
+FROM heads
+-- A LIMIT, or all targets there are would be read to be joined with a few.
+LEFT JOIN LATERAL (SELECT * FROM homing_target WHERE target = heads.target LIMIT 1) AS t ON true
 WHERE heads.next_attempt_at <= now() AND heads.target <> :alert_target
   AND t.open_until IS NULL AND coalesce(t.paused_until <= now(), true)
 
