@@ -7,6 +7,7 @@ HomingError
 │   ├── Conflict         a lock or a transaction lost against another process
 │   ├── Refused          it does not take a value of ours; trying again would change nothing
 │   └── SchemaError      migrations are missing or were changed after they had been applied
+│       └── NoDatabase   there is not even a file to look into
 ├── InvalidRequest       what a caller asked for is malformed; names the field
 │   ├── PayloadTooLarge  it is too long to be read
 │   └── WrongMediaType   it is not JSON
@@ -45,6 +46,10 @@ class Refused(DatabaseError):
 
 class SchemaError(DatabaseError):
     """The tables are not what this version works on."""
+
+
+class NoDatabase(SchemaError):
+    """There is no database where one was looked for."""
 
 
 class InvalidRequest(HomingError):

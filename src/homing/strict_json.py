@@ -12,6 +12,8 @@ from homing.errors import InvalidRequest, WrongMediaType
 
 _PLACE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _NAMED = re.compile(r"field `(\w+)`")
+#: A pattern is for programs; whoever has to mend the text is no wiser by it.
+_PATTERN = re.compile(r"^Expected `str` matching regex .*$", re.DOTALL)
 
 
 def require_json(content_type: str | None) -> None:
@@ -45,6 +47,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 def _explained(text: str) -> InvalidRequest:
     match = _PLACE.match(text)
     reason, place = (match[1], match[2]) if match else (text, None)
+    reason = _PATTERN.sub("is not written as it has to be", reason)
     if not place and (named := _NAMED.search(reason)):
         place = named[1]
     return InvalidRequest(f"{place}: {reason[:1].lower()}{reason[1:]}" if place else reason, place or None)

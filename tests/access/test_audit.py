@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.access.desk import Desk
+from tests.access.desk import Desk, opened_desk
 
-from homing.access.audit import AuditFilter, Entry, Outcome
+from homing.access import audit
+from homing.access.audit import AuditFilter, AuditLog, Entry, Outcome
+from homing.access.keys import KeyOrder
 from homing.db import load_queries
 from homing.errors import InvalidRequest
 from homing.parts.retention import AUDIT, _of_our_own
@@ -55,11 +57,12 @@ async def test_the_beginning_of_a_name_is_enough(desk: Desk) -> None:
     for number, who in enumerate(people):
         await log.write(Entry(who, "jobs.requeue", f"{number}"))
 
-    async def found(who: str, **options: Any) -> str:
-        rows = await log.page(who=who, **options)
-        searched = await log.search(AuditFilter(who=who, since=options.get("since")))
-        assert options or [row["id"] for row in searched.rows] == [row["id"] for row in rows]
-        return "".join(row["object"] for row in rows)
+    async def found(who: str, since: datetime | None = None, **options: Any) -> str:
+        searched = await log.search(AuditFilter(since, who), **options)
+        # What was done is asked for, too: so it looks through them.
+        looked_through = await log.search(AuditFilter(since, who, "jobs.*"), **options)
+        assert [row["id"] for row in searched.rows] == [row["id"] for row in looked_through.rows]
+        return "".join(row["object"] for row in searched.rows)
 
     assert await found("key:*") == "520"
     assert await found("user:an*") == "31", "an underscore is one"
@@ -69,18 +72,81 @@ async def test_the_beginning_of_a_name_is_enough(desk: Desk) -> None:
     assert await found("*") == "876543210"
     assert await found("nobody:*") == await found("key:abcd*") == await found("%*") == ""
     # In pages, and since a time.
-    first = await log.page(who="key:*", limit=2)
-    assert [row["object"] for row in first] == ["5", "2"]
-    assert await found("key:*", limit=2, before=first[-1]["id"]) == "0"
+    first = await log.search(AuditFilter(who="key:*"), limit=2)
+    assert [row["object"] for row in first.rows] == ["5", "2"]
+    assert await found("key:*", limit=2, before=first.next) == "0"
     assert await found("key:*", since=datetime.now(UTC) + timedelta(hours=1)) == ""
 
 
-async def test_a_beginning_that_too_many_have_is_refused_in_words(desk: Desk) -> None:
+async def test_however_many_are_of_a_kind_all_of_it_is_found(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd is looked for among all entries, some at a time, and nobody is left out."""
+    monkeypatch.setattr(audit, "_WINDOW", 100)
+    log = desk.access.audit
+    people = [f"{'key' if number % 3 else 'user'}:n{number:03}" for number in range(300)]
+    await asyncio.gather(*(log.write(Entry(who, "jobs.cancel")) for who in people))
+    for begins in ("key:", "user:", "key:n1", "user:n29"):
+        meant = [who for who in people if who.startswith(begins)]
+        assert sorted(await _walked(log, AuditFilter(who=f"{begins}*"))) == sorted(meant), begins
+
+
+async def _walked(log: AuditLog, wanted: AuditFilter) -> list[str]:
+    """Who is found, in pages to the end."""
+    found = await log.search(wanted, limit=7)
+    whos = [row["who"] for row in found.rows]
+    while found.next is not None:
+        found = await log.search(wanted, limit=7, before=found.next)
+        whos += [row["who"] for row in found.rows]
+    return whos
+
+
+async def test_the_beginning_of_a_bare_name_means_whatever_is_called_so(desk: Desk) -> None:
+    log = desk.access.audit
+    issued = await desk.access.keys.create(KeyOrder("admission", ["jobs:read"]), by="user:admin")
+    people = ("cli:adm@host", "user:ad", f"key:{issued.row['id']}", "admonition", "user:bob")
+    for who in people:
+        await log.write(Entry(who, "jobs.cancel"))
+
+    async def found(who: str, action: str | None = None) -> set[str]:
+        wanted = await log.meant(AuditFilter(who=who, action=action))
+        return {row["who"] for row in (await log.search(wanted)).rows}
+
+    everybody = {"user:admin", *people}
+    assert await found("adm*") == everybody - {"user:ad", "user:bob"}
+    assert await found("adm*", "jobs.*") == everybody - {"user:ad", "user:bob", "user:admin"}
+    assert await found("ad*") == everybody - {"user:bob"}
+    assert await found("user:adm*") == {"user:admin"}
+    assert await found("nobody*") == await found("nobody*", "jobs.*") == await found("%*") == set()
+    assert await found("*") == everybody
+
+
+async def test_the_beginning_of_a_bare_name_that_too_many_have_is_refused_in_words(desk: Desk) -> None:
     log = desk.access.audit
     await asyncio.gather(*(log.write(Entry(f"user:n{number:03}", "jobs.cancel")) for number in range(201)))
-    with pytest.raises(InvalidRequest, match="more than 200 begin so; write more of the name"):
-        await log.page(who="user:*")
-    assert len(await log.page(who="user:n1*", limit=500)) == 100
+    with pytest.raises(InvalidRequest, match=r"more than 200 are called n\*; write which: user:n\*, cli:n\*"):
+        await log.meant(AuditFilter(who="n*"))
+    wanted = await log.meant(AuditFilter(who="n1*"))
+    assert len((await log.search(wanted, limit=500)).rows) == 100
+
+
+async def test_those_who_are_called_so_are_found_without_going_through_the_others(postgres_url: str) -> None:
+    """Also where the database's own order is another than that of letters, as most are."""
+    async with opened_desk(postgres_url) as desk:
+        await desk.sql(
+            "INSERT INTO homing_audit (who, action, outcome)"
+            " SELECT 'key:' || lpad(to_hex(n), 6, '0'), 'a', 'done' FROM generate_series(1, 2000) AS n"
+        )
+        query = load_queries("homing.access", "postgres")["audit_whos"]
+        explained = replace(query, sql=f"EXPLAIN (ANALYZE, FORMAT JSON) {query.sql}")
+        rows = await desk.database.fetch(explained, {"begins": "key:0000f", "most": 201})
+        (walk,) = re.findall(r'"Node Type": "Recursive Union".*?"Actual Rows": (\d+)', rows[0][0], re.DOTALL)
+        assert int(walk) == 16 + 1
+        (column,) = await desk.sql(
+            "SELECT collation_name FROM information_schema.columns"
+            " WHERE table_name = 'homing_audit' AND column_name = 'who'"
+        )
+        assert column["collation_name"] == "C"
 
 
 async def test_many_at_once_are_all_written(desk: Desk) -> None:
@@ -145,7 +211,7 @@ async def test_a_beginning_is_looked_for_by_an_index(desk: Desk, name: str) -> N
     await database.run_script("ANALYZE homing_audit")
     query = load_queries("homing.access", database.dialect)[name]
     word = "EXPLAIN" if database.dialect == "postgres" else "EXPLAIN QUERY PLAN"
-    given = {"begins": "user:n1", "kind": "user", "most": 5}
+    given = {"begins": "user:n1", "most": 5}
     given |= {"whos": '["user:n1", "user:n2"]', "since": "2026-01-01T00:00:00Z", "before": 2**62, "limit": 5}
     rows = await database.fetch(replace(query, sql=f"{word} {query.sql}"), given)
     plan = "\n".join(str(tuple(row)) for row in rows)

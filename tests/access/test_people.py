@@ -206,7 +206,7 @@ async def test_a_hundred_guesses_at_once_are_no_way_around_it(desk: Desk) -> Non
 
 
 async def test_who_waits_for_another_login_is_not_taken_for_a_guesser(postgres_url: str) -> None:
-    """Many may share an address: who began before another was counted, and comes after it, is free all the same."""
+    """Many may share an address: who began before another was counted, and comes after it, is free, too."""
     async with opened_desk(postgres_url) as desk:
         await ann(desk)
         await fail(desk, 1)

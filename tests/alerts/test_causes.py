@@ -30,4 +30,7 @@ async def test_what_nothing_is_ever_called_is_not_silenced(sqlite_url: str) -> N
         for right in ("dead:email_log:a:b c", "backlog:open_events", "idle:mail_outbox", "worker:a"):
             assert (await bench.alerts.silence(right, 60, by="user:ann")).cause == right
         lanes = {one.cause.partition(":")[0]: one.lane for one in await bench.alerts.silenced()}
+        titles = [one.title for one in await bench.alerts.silenced()]
+        assert "Not seen so far: dead:email_log:a:b c" in titles, "no count of what never happened"
+        assert await bench.alerts.known() == []
         assert lanes == {"dead": "email_log", "backlog": "open_events", "idle": "mail_outbox", "worker": None}

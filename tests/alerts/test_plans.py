@@ -32,14 +32,16 @@ TARGET = "'http://127.0.0.1:' || i % 7"
 FILLED = (
     f"""INSERT INTO dispatch_job (id, source, type, target_url, target, payload, status, error_class)
     {NUMBERS} SELECT i, 's', 't', {TARGET} || '/', {TARGET}, '{{}}',
-    {STATE.format(dead="ERROR", due="PENDING", done="COMPLETED")}, CASE WHEN i <= {DEAD} THEN 'timeout' END FROM n""",
+    {STATE.format(dead="ERROR", due="PENDING", done="COMPLETED")},
+    CASE WHEN i <= {DEAD} THEN 'timeout' END FROM n""",
     f"""INSERT INTO mail_outbox (to_address, text_body, status, last_error)
     {NUMBERS} SELECT 'ann@example.org', 'Hi', {STATE.format(dead="failed", due="queued", done="sent")},
     CASE WHEN i <= {DEAD} THEN 'timeout: no answer' END FROM n""",
     f"""INSERT INTO email_log (to_address, body, status, dead_reason)
     {NUMBERS} SELECT 'ann@example.org', 'Hi', {STATE.format(dead="Dead", due="Failed", done="Sent")},
     CASE WHEN i <= {DEAD} THEN 'timeout' END FROM n""",
-    f"""INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status, error)
+    f"""INSERT INTO open_event_notifications
+        (open_event_id, subscription_id, dedupe_key, fanout_status, error)
     {NUMBERS} SELECT 1, i, 'k' || i,
     CASE WHEN i % 2 = 0 THEN 'failed' WHEN i % 5 = 0 THEN 'pending' ELSE 'sent' END, '{{}}' FROM n""",
     f"""INSERT INTO homing_target (target, failures)

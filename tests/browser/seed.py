@@ -170,7 +170,8 @@ class Seed:
         """Words without a break in all that whoever orders a job writes, and in what a receiver answers."""
         await self._job(
             "long", f"{receiver}{LONG_PATH}", max_retries=1, type=LONG[:100], source=LONG[:100],
-            external_id=LONG[:32], group_id=LONG[:100], metadata={LONG[:50]: LONG}, headers={f"X-{LONG[:50]}": LONG},
+            external_id=LONG[:32], group_id=LONG[:100], metadata={LONG[:50]: LONG},
+            headers={f"X-{LONG[:50]}": LONG},
         )  # fmt: skip
         await self._job("far", f"http://{LONG_HOST}/{LONG}", scheduled_for=iso(_later(hours=7)))
 
@@ -329,7 +330,11 @@ class Seed:
             f"Content-Type: text/html; charset=utf-8\r\n\r\n<p>Hello</p>{HOSTILE}\r\n"
         )
         mail = CaughtMail(
-            "<1@x>", LONG_ADDRESS, ("b@example.org", LONG_ADDRESS), f"{CHINESE} {LONG}", b64encode(source.encode()).decode()
+            "<1@x>",
+            LONG_ADDRESS,
+            ("b@example.org", LONG_ADDRESS),
+            f"{CHINESE} {LONG}",
+            b64encode(source.encode()).decode(),
         )
         return (await self._door.homing.shelf.keep([mail]))[0]
 

@@ -53,22 +53,30 @@ _WIDTHS = """() => {
   return [wide, room, out.slice(0, 5).map((one) => one.outerHTML.slice(0, 100))];
 }"""
 
-#: Words that run out of what they stand in: a panel, a cell, a badge. What says by itself that it cuts or scrolls
-#: is meant so, and what is hidden from the eye has no room.
+#: Words that run out of what they stand in. What cuts or scrolls them is meant to.
 _RUN_OUT = """() => {
-  const found = [], text = document.createRange();
-  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const right = (one) => one.getBoundingClientRect().right;
+  const unseen = ".hidden, .skip, option, svg";
+  const boxes = ":is(.user, .tag, .badge, .button, td, th, pre, .json, .figure)," +
+    ":is(.notice, .panel, .top, .menu, main)";
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const place = document.createRange();
+  const found = [];
   while (words.nextNode()) {
-    const one = words.currentNode.parentElement;
-    if (!words.currentNode.data.trim() || !one.checkVisibility() || one.closest(".hidden, .skip, option, svg")) continue;
-    const box = one.closest("pre, .json, .to, td, th, .tag, .badge, .button, .panel, .notice, .figure, .top, .menu, main");
-    if (!box || getComputedStyle(box).overflowX !== "visible") continue;
-    text.selectNodeContents(words.currentNode);
-    if (right(text) > right(box) + 1) found.push(`runs out: ${box.className || box.localName}: ${one.outerHTML.slice(0, 150)}`);
+    const one = words.currentNode.parentElement, box = one.closest(boxes);
+    if (!box || !words.currentNode.data.trim() || !one.checkVisibility() || one.closest(unseen)) continue;
+    place.selectNodeContents(words.currentNode);
+    if (right(place) > right(box) + 1 && getComputedStyle(box).overflowX === "visible")
+      found.push(`runs out of ${box.className || box.localName}: ${one.outerHTML.slice(0, 100)}`);
   }
   return found.slice(0, 5);
 }"""
+
+_UNFOLD = """() => document.querySelectorAll("details:not([open])").forEach((one) => {
+  one.dataset.unfolded = "";
+  one.open = true;
+})"""
+_FOLD = "() => document.querySelectorAll('[data-unfolded]').forEach((one) => { one.open = false; })"
 
 
 #: What can be pressed in a table, and is cut off by the box that the table scrolls in.
@@ -139,8 +147,15 @@ class Tab:
         return [f"{wide} wide: {widest}"] if wide > room else []
 
     async def run_out(self) -> list[str]:
-        """Words that lie over what stands beside them."""
+        """Words that lie over what is beside them."""
         found: list[str] = await self.page.evaluate(_RUN_OUT)
+        return found
+
+    async def too_wide(self) -> list[str]:
+        """Whatever has not the room that it needs, also in what is folded."""
+        await self.page.evaluate(_UNFOLD)
+        found = [*await self.overflow(), *await self.run_out(), *await self.cut_off(), *await self.beside()]
+        await self.page.evaluate(_FOLD)
         return found
 
     async def cut_off(self) -> list[str]:

@@ -361,6 +361,22 @@ async def test_somebody_logs_in_changes_the_theme_and_logs_out(browser: Browser,
     assert ("user:operator", "session.close", "done") in told
 
 
+async def test_a_session_that_ends_over_a_form_leads_back_to_it(browser: Browser, desk: Desk) -> None:
+    """It is the browser that says which page the form was on, with its filter."""
+    async with desk.tab(browser, "operator") as tab:
+        page = tab.page
+        await tab.open("/bulk/new?q=status%3Adead&verb=requeue")
+        await page.context.clear_cookies()
+        await page.click("#start")
+        await expect(page.get_by_role("alert")).to_contain_text("Your session has ended. Nothing was done")
+        await tab.forgive(401)
+        await page.fill("#name", "operator")
+        await page.fill("#password", PASSWORD)
+        await choose(tab, "Log in")
+        await page.wait_for_url("**/bulk/new?q=status%3Adead&verb=requeue")
+        await expect(page.locator("#start")).to_be_visible()
+
+
 async def menu_leads_everywhere(tab: Tab) -> None:
     """On a phone it is behind a button."""
     page = tab.page

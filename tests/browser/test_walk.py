@@ -75,7 +75,6 @@ class Walk:
             await self._tab.open(path)
             await forgive_a_refusal(self._tab, path)
             found[path] = await wrong_with(self._tab)
-            found[path] += await self._tab.beside() if self._width == NARROW else []
             for scheme in self._examined(place, path):
                 found[path] += await barriers_in(self._tab, scheme)
         return found
@@ -109,7 +108,7 @@ async def forgive_a_refusal(tab: Tab, path: str) -> None:
 
 
 async def wrong_with(tab: Tab) -> list[str]:
-    found = [*tab.trouble, *await tab.overflow(), *await tab.cut_off()]
+    found = [*tab.trouble, *await tab.too_wide()]
     tab.trouble.clear()
     if await tab.page.title() == "owned":
         found.append("a script of somebody else has run")

@@ -81,17 +81,30 @@ def test_all_that_are_meant_are_changed_and_the_run_is_listed(bulk: Bulk, sqlite
 
 
 def test_a_message_tells_the_runs_that_changed_it(bulk: Bulk, homing: Homing, sqlite_url: str) -> None:
+    def show(id: str, *flags: str) -> Result:
+        return homing("show", id, *flags, HOMING_DATABASE_URL=sqlite_url)
+
     assert bulk("requeue", DEAD, "--yes").returncode == 0
-    shown = homing("show", "outbox_5", HOMING_DATABASE_URL=sqlite_url)
-    assert "  Requeued by bulk run 1 of cli:" in shown.stdout, shown.stderr
-    assert "bulk run" not in homing("show", "outbox_6", HOMING_DATABASE_URL=sqlite_url).stdout
     assert DEAD in bulk("list").stdout
+    homing("dispatch", HOMING_DATABASE_URL=sqlite_url, HOMING_MAIL_URL="memory://")
+    shown = show("outbox_5").stdout
+    # In the order of time: the attempt that it brought about stands below the run.
+    assert shown.index("Requeued by bulk run 1 of cli:") < shown.index("delivered"), shown
+    runs = told(show("outbox_5", "--json"))["bulkRuns"]
+    assert [(one["run"], one["title"].partition(" of ")[0]) for one in runs] == [
+        (1, "Requeued by bulk run 1"),
+    ]
+    assert "bulk run" not in show("outbox_6").stdout
+    assert told(show("outbox_6", "--json"))["bulkRuns"] == []
 
 
 def test_it_asks_before_it_acts(bulk: Bulk, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
     refused = bulk("requeue", DEAD)
     assert (refused.returncode, "requeue 5 messages?" in refused.stderr) == (1, True)
+    assert "nothing was changed; with --yes it is not asked" in refused.stderr
+    monkeypatch.setattr(sys, "stdin", StringIO(""))
+    assert "nothing was changed; with --yes it is not asked" in bulk("requeue", DEAD).stderr
     assert states(sqlite_url) == {"failed": 5, "queued": 2}
     monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
     assert bulk("requeue", DEAD).returncode == 0

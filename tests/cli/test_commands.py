@@ -104,11 +104,32 @@ def test_acting_on_what_cannot_be_acted_on_changes_nothing(homing: Homing, tmp_p
     assert json.loads(homing("status", "--json").stdout)["mail_outbox"]["queued"] == 2
 
 
-def test_a_look_at_a_file_that_is_not_there_does_not_make_it(homing: Homing, tmp_path: Path) -> None:
-    result = homing("status", "--database-url", f"sqlite:///{tmp_path}/typo.db")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "status", "list", "show outbox_1", "show 0ARYZVZXW372S", "requeue 1", "cancel --all queued", "find",
+        "bulk list", "bulk stop 1", "bulk requeue status:dead", "prune --dry-run", "serve -p 0", "work",
+        "audit", "alerts", "alerts silence idle:mail_outbox --for 1h", "workers",
+        "workers pause --lane mail_outbox", "users list", "keys list", "credentials list",
+        "dispatch",
+    ],
+)  # fmt: skip
+def test_a_look_at_a_file_that_is_not_there_says_so_and_does_not_make_it(
+    homing: Homing, tmp_path: Path, call: str
+) -> None:
+    """In the same words everywhere, with the path: it is the path that is wrong."""
+    typo = tmp_path / "typo.db"
+    result = homing(*call.split(), HOMING_DATABASE_URL=f"sqlite:///{typo}")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr == f"homing: there is no database {typo}; run `homing migrate` to make it\n"
+    assert not typo.exists()
+
+
+def test_of_many_missing_migrations_only_the_number_is_told(homing: Homing, tmp_path: Path) -> None:
+    (tmp_path / "homing.db").touch()
+    result = homing("serve", "-p", "0")
     assert result.returncode == 3
-    assert "there is no database" in result.stderr
-    assert not (tmp_path / "typo.db").exists()
+    assert re.fullmatch(r"homing: the database lacks \d+ migrations; run `homing migrate`\n", result.stderr)
 
 
 def test_dispatch_rescues_what_a_dead_one_left(homing: Homing, tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ async def test_a_running_homing_is_well_until_its_tables_are_gone(homing: Homing
         port = str(urlsplit(address).port)
         well = await asyncio.to_thread(homing, "health", "--port", port)
         assert (well.returncode, json.loads(well.stdout)["status"]) == (0, 200)
+        assert json.loads(well.stdout)["answer"]["status"] == "ok", "no JSON in a string"
+        as_others = await asyncio.to_thread(homing, "health", "--json", "--port", port)
+        assert as_others.stdout == well.stdout
         worker = await asyncio.to_thread(homing, "health", "--worker", HOMING_METRICS_PORT=port)
         assert worker.returncode == 0
         # Who listens everywhere is asked on loopback.

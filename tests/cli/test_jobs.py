@@ -173,6 +173,36 @@ def test_show_tells_each_attempt_and_what_a_job_waits_for(shop: Shop) -> None:
     assert "(3,000 characters; --json shows them all)" in behind
 
 
+@pytest.mark.clause("RTY-15", "JOB-22")
+def test_show_tells_that_a_lost_worker_may_have_delivered(shop: Shop) -> None:
+    """When the receiver says that it came twice, the command line must not say that this cannot be."""
+
+    async def lose(bench: JobBench, url: str) -> list[int]:
+        ids = await bench.create(f"{url}/ok")
+        await bench.claim()
+        await bench.pass_time(1000)
+        assert await bench.jobs.rescue(10) == 1
+        return ids
+
+    async def fill(bench: JobBench, url: str) -> list[int]:
+        first = await lose(bench, url)
+        assert [*await bench.run_batch()] == first
+        return [*first, *await lose(bench, url)]
+
+    delivered, waiting = shop.have(fill)
+    shown = shop.json("show", waiting)
+    assert [(one["title"], one["unknown"]) for one in shown["claims"]] == [("Taken from a lost worker", True)]
+    assert shown["claims"][0]["at"] == shown["updatedAt"]
+    text = shop("show", waiting).stdout
+    assert "Taken from a lost worker (it may have been sent)" in text
+    assert "no attempt so far" in text
+
+    shown = shop.json("show", delivered)
+    assert [one["title"] for one in shown["claims"]] == ["Taken from a lost worker, before this"]
+    text = shop("show", delivered).stdout
+    assert text.index("Taken from a lost worker, before this (it may") < text.index("SUCCESS")
+
+
 def test_ids_of_both_lanes_are_acted_on_together_or_not_at_all(shop: Shop) -> None:
     ids = shop.have(six_jobs)
     asyncio.run(_mail(shop.url))
@@ -217,6 +247,9 @@ def test_all_with_filters_counts_asks_and_acts(shop: Shop, monkeypatch: pytest.M
     answer(io.StringIO("y\n"))
     assert "requeue: 2 jobs" in shop("requeue", *dead).stdout
     assert shop.ids("--status", "ERROR") == []
+    for none in (dead, ("--all", "failed"), ("--all", "Dead")):
+        told = shop("requeue", *none)
+        assert (told.returncode, told.stdout[:10], told.stderr.strip()) == (0, "requeue: 0", "")
     assert shop.json("cancel", "--all", "any", "--source", "billing", "-y")["cancel"] == 2
     assert shop.json("cancel", "--all", "any", "--lane", "dispatch_jobs", "-y")["cancel"] == 2
     assert shop.json("requeue", "--all", "CANCELLED", "--source", "billing", "-y")["requeue"] == 2
@@ -251,7 +284,17 @@ def test_since_is_a_duration_or_a_time() -> None:
     assert moment_since("2h", now) == now - timedelta(hours=2)
     assert moment_since("1w", now) == now - timedelta(weeks=1)
     assert moment_since("2026-05-04T13:00:00+02:00", now) == datetime(2026, 5, 4, 11, tzinfo=UTC)
-    for odd in ("2", "2y", "-2h", "2026-05-04T13:00:00", "999999w", "0001-01-01T00:00:00+14:00"):
+    assert moment_since("2026-05-04", now) == datetime(2026, 5, 4, tzinfo=UTC)
+    for odd in (
+        "2",
+        "2y",
+        "-2h",
+        "2026-05-32",
+        "2026-05",
+        "2026-05-04T13:00:00",
+        "999999w",
+        "0001-01-01T00:00:00+14:00",
+    ):
         with pytest.raises(InvalidRequest):
             moment_since(odd, now)
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.command import Homing
+from tests.command import Homing, Result
 from tests.http.door import url_with_tables
 
 from homing.db import connect
@@ -151,6 +151,32 @@ def test_a_flag_before_the_command_is_not_lost(fleet: str, homing: Homing, tmp_p
     asked = {"_HOMING_COMPLETE": "complete_bash", "COMP_WORDS": "homing workers ", "COMP_CWORD": "2"}
     assert homing(**asked).stdout.split() == ["list", "pause", "resume", "release"]
     assert json.loads(homing("alerts", "--limit", "1", "--json").stdout)["recent"] == []
+
+
+def test_a_silence_of_what_was_never_seen_is_warned_of(
+    fleet: str, homing: Homing, environment: dict[str, str]
+) -> None:
+    """A typing mistake at three at night is a silence of nothing."""
+    del fleet
+
+    def silence(cause: str, *flags: str) -> Result:
+        return homing("alerts", "silence", cause, "--for", "2h", *flags)
+
+    first = silence("dead:mail_outbox:timeout", "--json")
+    assert (first.returncode, "nothing has been wrong so far" in first.stderr) == (0, True)
+    assert json.loads(first.stdout)["title"] == "Not seen so far: dead:mail_outbox:timeout"
+    path = environment["HOMING_DATABASE_URL"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(
+            "UPDATE homing_alert_cause SET facts = ?", ('{"lane":"mail_outbox","error":"timeout","count":2}',)
+        )
+    assert silence("dead:mail_outbox:timeout").stderr == ""
+    warned = silence("dead:mail_outbox:timeuot")
+    assert warned.stdout.startswith("silenced until ")
+    assert "no such cause has been seen so far, it is silenced all the same" in warned.stderr
+    assert "did you mean dead:mail_outbox:timeout?" in warned.stderr
+    assert "known are dead:mail_outbox:timeout" in silence("worker:zoe:1").stderr
+    assert homing("alerts", "silence", "worker:zoe:1", "--for", "0m").stderr == ""
 
 
 def test_brackets_are_no_markup(fleet: str, homing: Homing) -> None:

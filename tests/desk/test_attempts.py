@@ -208,6 +208,14 @@ async def test_what_a_lost_worker_did_is_not_made_up(lanes: Bench, lane: str) ->
     assert [(step.title, step.error, step.unknown) for step in lost] == [("Lost with its worker", None, True)]
 
 
+async def test_what_a_stopped_worker_gave_back_may_have_arrived(lanes: Bench) -> None:
+    """A second Ctrl-C breaks an attempt off, and nobody knows how far it was."""
+    one = Tried(lanes, "mail_outbox")
+    assert await one.store.release([await one.claim()]) == {one.number}
+    (told,) = [step for step in await one.timeline() if step.kind == "claimed"]
+    assert told.title == "Given back by a worker that was stopped; what had begun may have arrived"
+
+
 @pytest.mark.parametrize("lane", ["mail_outbox", "email_log"])
 async def test_a_mail_that_was_only_deferred_says_so(lanes: Bench, lane: str) -> None:
     one = Tried(lanes, lane)

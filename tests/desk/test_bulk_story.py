@@ -12,6 +12,7 @@ from tests.tables import Tables
 
 from homing.desk import bulk_runner
 from homing.desk.bulk import BulkRuns
+from homing.desk.bulk_changed import newest_changed
 from homing.errors import Refused
 from homing.messages.model import Step, Verb
 
@@ -55,6 +56,26 @@ async def test_a_message_tells_the_runs_that_changed_it(desk: BulkBench) -> None
     steps = await timeline(desk, 1)
     assert [step.kind for step in steps] == ["created", "bulk", "waits"], "in the order of time"
     assert [step.bulk_run for step in steps] == [None, first, None]
+
+
+async def test_a_run_tells_which_messages_it_changed_whatever_became_of_them(desk: BulkBench) -> None:
+    await desk.mails(3)
+    await desk.mails(2, "sent", None)
+    run = await desk.now(await ran(desk, DEAD, "requeue"))
+    await ran(desk, "lane:mail_outbox status:waiting id:outbox_2", "cancel")
+    changed = await newest_changed(desk.runs, run, limit=20)
+    assert [(row.id, row.state) for row in changed] == [
+        ("outbox_3", "queued"), ("outbox_2", "cancelled"), ("outbox_1", "queued"),
+    ]  # fmt: skip
+    assert [row.number for row in await newest_changed(desk.runs, run, limit=2)] == [3, 2]
+    await desk.sql("DELETE FROM mail_outbox WHERE id = 3 RETURNING id")
+    assert [row.number for row in await newest_changed(desk.runs, run, limit=20)] == [2, 1]
+
+
+async def test_of_a_long_run_the_newest_that_it_changed_are_told(desk: BulkBench) -> None:
+    await desk.mails(1200)
+    run = await desk.now(await ran(desk, DEAD, "requeue"))
+    assert [row.number for row in await newest_changed(desk.runs, run, limit=3)] == [1200, 1199, 1198]
 
 
 async def test_it_is_told_of_every_batch_in_both_directions(desk: BulkBench) -> None:

@@ -131,6 +131,25 @@ def test_what_fails_no_more_is_no_topic(points: list[Point], expected: list[tupl
     assert kinds(Signs(NOW, [replace(QUIET, hour=hour, series=tuple(points))])) == expected
 
 
+def test_what_was_mended_is_told_below_what_can_be_acted_on() -> None:
+    hour = tempo(replace(NOTHING, delivered=36, retried=24))
+    points = (Point(NOW - timedelta(minutes=9), 20, 24, 0), Point(NOW - timedelta(minutes=4), 5, 0, 0))
+    failing = replace(QUIET, lane="dispatch_jobs", hour=hour, series=points[:1])
+    dead = [died(12, timedelta(minutes=5))]
+    (first, second) = attention(Signs(NOW, [failing], dead=dead))
+    assert (first.kind, second.kind) == ("dead", "failing")
+    (mended,) = attention(Signs(NOW, [replace(failing, series=points)]))
+    assert (mended.level, mended.title) == ("note", "Many attempts at webhooks failed")
+    assert mended.detail == "24 of 60 attempts failed in the last hour; the newest succeed"
+    one_more = Point(NOW - timedelta(minutes=4), 1, 0, 0)
+    assert kinds(Signs(NOW, [replace(failing, series=(*points[:1], one_more))])) == [("failing", "soon")]
+    empty = replace(failing, phases={**QUIET.phases, "waiting": 0})
+    (over,) = attention(Signs(NOW, [empty]))
+    assert (over.level, over.detail.partition("; ")[2]) == (
+        "note", "nothing waits now, and nothing is given up",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("waiting", "told"),
     [(1, "1 mail waits, the oldest"), (2, "2 mails wait, the oldest"), (0, "nothing waits")],
@@ -292,7 +311,7 @@ async def test_the_api_tells_of_every_lane_and_of_what_needs_somebody(sqlite_url
         await opened.sql(
             "INSERT INTO homing_target (target, open_until) VALUES ('https://x:1', '2999-01-01T00:00:00Z')"
         )
-        await opened.homing.fleet.pause("lane", "open_events", by="user:ann")
+        await opened.homing.fleet.pause("lane", "open_events", by="user:ann", reason="the relay moves")
         await opened.homing.figures.count.flush()
         told = await _complete(client)
         assert [lane["lane"] for lane in told["lanes"]] == list(LANES)
@@ -308,6 +327,7 @@ async def test_the_api_tells_of_every_lane_and_of_what_needs_somebody(sqlite_url
             ("paused", "soon"),
             ("breaker", "soon"),
         ]
+        assert told["attention"][2]["detail"].startswith("by user:ann: the relay moves; ")
         assert (await client.get("/api/overview?hours=5")).status_code == 400
 
 

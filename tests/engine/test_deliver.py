@@ -505,6 +505,22 @@ def test_a_drain_gives_back_what_outlasts_the_grace() -> None:
     virtually(scenario)
 
 
+def test_an_immediate_end_is_no_grace_that_is_over() -> None:
+    async def scenario() -> None:
+        desk = Desk(lasting(500))
+        await desk.claim(1)
+        draining = asyncio.create_task(desk.deliverer.drain(10))
+        await asyncio.sleep(4)
+        draining.cancel()
+        await asyncio.wait({draining})
+        await desk.deliverer.drain(0)
+        assert desk.store.named("release") == [[1]]
+        assert desk.log.all("drain.grace_over") == []
+        assert [entry["in_flight"] for entry in desk.log.all("drain.stopped_now")] == [1]
+
+    virtually(scenario)
+
+
 def test_a_drain_in_an_outage_ends_in_time() -> None:
     async def scenario() -> None:
         desk = Desk(lasting(1), concurrency=2)

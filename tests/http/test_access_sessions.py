@@ -269,6 +269,61 @@ async def test_who_logs_out_is_out_everywhere(door: Door) -> None:
     assert told == [("user:operator", "session.open"), ("user:operator", "session.close")]
 
 
+ENDED: tuple[tuple[str, str, str], ...] = (
+    # Where the form goes, where the browser says that it was, and where one is after the login.
+    ("/workers/pause", "/workers", "/workers"),
+    ("/bulk", "/bulk/new?q=status%3Adead&verb=requeue", "/bulk/new?q=status%3Adead&verb=requeue"),
+    ("/messages/act", "/messages?q=to%3A%C3%BC", "/messages?q=to%3A%C3%BC"),
+    # A form that was refused is shown where only forms go.
+    ("/workers/pause", "/workers/pause", "/workers"),
+    ("/messages/act", "/messages/act", "/messages"),
+    ("/targets/limits", "/targets/one?id=1", "/targets/one?id=1"),
+    ("/targets/limits", "", "/targets"),
+    ("/bulk", "", "/bulk"),
+    ("/bulk/7/cancel", "", "/bulk/7"),
+    ("/workers/pause", "//evil.example/x", "/workers"),
+)
+
+
+async def test_a_form_of_a_session_that_ended_gets_the_login_and_does_nothing(door: Door) -> None:
+    await log_in(door)
+    await door.homing.access.users.end_sessions("operator", by="user:admin")
+    page = {**OWN, "Accept": "text/html", "Origin": door.address}
+    form = {"csrf": csrf_of(token_of(door)), "reason": "canary-typed", "password": "canary-secret"}
+    for action, place, expected in ENDED:
+        came = {"Referer": f"{door.address}{place}"} if place else {}
+        answer = await door.client.post(action, data=form, headers={**page, **came})
+        assert answer.status_code == 401
+        assert "Your session has ended. Nothing was done" in answer.text
+        assert "hom_" not in answer.text, "a key is for programs"
+        assert "canary" not in answer.text
+        (next,) = re.findall(r'name="next" value="([^"]*)"', answer.text)
+        assert unescape(next) == expected, (action, place)
+    assert [one["who"] for one in await door.audit()] == ["user:operator", "user:admin"], "nothing else"
+
+
+async def test_only_a_page_of_ours_is_come_back_to(door: Door) -> None:
+    elsewhere = ("https://evil.example/workers", f"{door.address}.evil.example/targets", "x", "http://")
+    for place in elsewhere:
+        headers = {**OWN, "Accept": "text/html", "Referer": place}
+        answer = await door.client.post("/workers/pause", headers=headers)
+        assert 'name="next" value="/workers"' in answer.text, place
+    foreign = {"Sec-Fetch-Site": "cross-site", "Accept": "text/html"}
+    assert (await door.client.post("/workers/pause", headers=foreign)).status_code == 403
+
+
+async def test_a_program_without_a_session_is_told_of_keys(door: Door) -> None:
+    for path, accept in (("/api/mail", "text/html"), ("/workers/pause", "*/*")):
+        answer = await door.client.post(path, headers={**OWN, "Accept": accept})
+        assert answer.status_code == 401
+        assert "Authorization: Bearer hom_" in answer.json()["error"]["message"]
+
+
+async def test_pages_tell_their_own_site_where_a_form_was_and_no_other(door: Door) -> None:
+    await log_in(door)
+    assert (await door.client.get("/workers")).headers["referrer-policy"] == "same-origin"
+
+
 async def test_no_password_and_no_cookie_is_in_any_log(door: Door) -> None:
     await log_in(door, password="canary-password-wrong")
     await log_in(door)

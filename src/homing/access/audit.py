@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.db import Database, Query, Row, iso, load_queries
 from homing.engine.coalesce import Batched
@@ -30,7 +31,7 @@ _MOST_ACTIONS = 200
 #: What stands before a name in `who`.
 _KINDS = ("user", "cli", "key")
 _MOST_NAMED = 5
-#: So many may be meant by the beginning of a name.
+#: So many may be meant by the beginning of a name that may be a user's, a key's or another's.
 _MOST_MEANT = 200
 #: After the beginning of a name, or of an action.
 _REST = "*"
@@ -58,6 +59,8 @@ class AuditFilter(Struct, frozen=True):
     action: str | None = None
     outcome: Outcome | None = None
     object: str | None = None
+    #: Any of these, instead of `who`.
+    whos: tuple[str, ...] | None = None
 
 
 class AuditFound(Struct, frozen=True):
@@ -144,33 +147,17 @@ class AuditLog:
         before: int | None = None,
         limit: int = 50,
     ) -> Sequence[Row]:
-        """Newest first; `before` is the id that the last page ended with.
-
-        `who` is whole, or its beginning and `*`.
-        """
-        given = {
-            "since": iso(since or _BEGINNING),
-            "before": _LAST if before is None else before,
-            "limit": limit,
-        }
-        whole, begins = _read(who)
-        if whole is not None:
-            return await self._database.fetch(self._queries["audit_page_of"], {**given, "who": whole})
-        if begins:
-            whos = _encode(await self._called(begins)).decode()
-            return await self._database.fetch(self._queries["audit_page_of_some"], {**given, "whos": whos})
+        """Newest first; `before` is the id that the last page ended with."""
+        given = _window(since, before, limit)
+        if who is not None:
+            return await self._database.fetch(self._queries["audit_page_of"], {**given, "who": who})
         return await self._database.fetch(self._queries["audit_page"], given)
 
-    async def _called(self, begins: str) -> list[str]:
-        """Who has entries and is called so; raises `InvalidRequest` where they are too many."""
-        given = {"begins": begins, "kind": begins.partition(":")[0], "most": _MOST_MEANT + 1}
-        rows = await self._database.fetch(self._queries["audit_whos"], given)
-        if len(rows) > _MOST_MEANT:
-            raise InvalidRequest(f"who: more than {_MOST_MEANT} begin so; write more of the name", "who")
-        return [row["who"] for row in rows]
-
     async def search(self, wanted: AuditFilter, *, before: int | None = None, limit: int = 50) -> AuditFound:
-        """As `page`, by more; where few of many are meant it looks so far and no further at a time."""
+        """As `page`, by more; where no index knows what is meant it looks so far and no further at a time."""
+        rows = await self._by_who(wanted, before, limit)
+        if rows is not None:
+            return AuditFound(rows, rows[-1]["id"] if len(rows) == limit else None)
         name, given = _asked(wanted)
         given |= {"before": _LAST if before is None else before, "limit": limit, "window": _WINDOW}
         found = await self._database.fetch(self._queries[name], given)
@@ -181,9 +168,51 @@ class AuditLog:
             return AuditFound(rows, None)
         return AuditFound(rows, found[0]["looked_until"], _WINDOW)
 
+    async def _by_who(self, wanted: AuditFilter, before: int | None, limit: int) -> Sequence[Row] | None:
+        """By the index of who, which reads `limit` of each; None for a crowd, or where more is asked for."""
+        if wanted.whos == ():
+            return ()
+        if replace(wanted, since=None, who=None, whos=None) != AuditFilter():
+            return None
+        whole, begins = _read(wanted.who)
+        if not begins and wanted.whos is None:
+            return await self.page(since=wanted.since, who=whole, before=before, limit=limit)
+        most = _WINDOW // limit
+        whos = wanted.whos if not begins else await self._called(begins, most + 1)
+        if whos is None or len(whos) > most:
+            return None
+        given = {**_window(wanted.since, before, limit), "whos": _encode(whos).decode()}
+        return await self._database.fetch(self._queries["audit_page_of_some"], given)
+
+    async def _called(self, begins: str, most: int, query: str = "audit_whos") -> tuple[str, ...]:
+        rows = await self._database.fetch(self._queries[query], {"begins": begins, "most": most})
+        return tuple(row["who"] for row in rows)
+
+    async def meant(self, wanted: AuditFilter) -> AuditFilter:
+        """With whom a bare name means, or the beginning of one. Raises `InvalidRequest` for a vague one."""
+        whole, begins = _read(wanted.who)
+        if whole is not None:
+            return replace(wanted, who=await self.whole_name(whole))
+        if not begins or _names_kind(begins):
+            return wanted
+        return replace(wanted, who=None, whos=await self._all_called(begins))
+
+    async def _all_called(self, begins: str) -> tuple[str, ...]:
+        """Whatever they are."""
+        whole = [f"{kind}:{begins}" for kind in _KINDS]
+        found = {*await self._called(begins, _MOST_MEANT + 1, "keys_called")}
+        for one in (begins, *whole):
+            found |= {*await self._called(one, _MOST_MEANT + 1)}
+        if len(found) > _MOST_MEANT:
+            which = ", ".join(f"{one}{_REST}" for one in whole)
+            raise InvalidRequest(
+                f"more than {_MOST_MEANT} are called {begins}{_REST}; write which: {which}", "who"
+            )
+        return tuple(sorted(found))
+
     async def whole_name(self, name: str) -> str:
         """Of somebody who is called so, whatever they are; raises `InvalidRequest` where several are."""
-        if name.partition(":")[0] in _KINDS:
+        if _names_kind(name):
             return name
         given = {"names": _encode([name, *(f"{kind}:{name}" for kind in _KINDS)]).decode(), "name": name}
         rows = await self._database.fetch(self._queries["audit_named"], {**given, "most": _MOST_NAMED})
@@ -196,6 +225,18 @@ class AuditLog:
         """What there are entries of."""
         rows = await self._database.fetch(self._queries["audit_actions"], {"most": _MOST_ACTIONS})
         return [row["action"] for row in rows]
+
+
+def _window(since: datetime | None, before: int | None, limit: int) -> dict[str, Any]:
+    return {
+        "since": iso(since or _BEGINNING),
+        "before": _LAST if before is None else before,
+        "limit": limit,
+    }
+
+
+def _names_kind(name: str) -> bool:
+    return name.partition(":")[0] in _KINDS
 
 
 def _asked(wanted: AuditFilter) -> tuple[str, dict[str, Any]]:
@@ -213,6 +254,7 @@ def _asked(wanted: AuditFilter) -> tuple[str, dict[str, Any]]:
     return name, {
         "since": since, "who": who, "who_begins": who_begins, "action": whole, "begins": begins,
         "outcome": wanted.outcome, "object": wanted.object,
+        "whos": _encode(wanted.whos).decode() if wanted.whos is not None else None,
     }  # fmt: skip
 
 

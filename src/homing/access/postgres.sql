@@ -170,15 +170,18 @@ LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
 ORDER BY a.id DESC
 
 -- name: audit_whos
--- Who has entries and is called so, one jump in the index for each. Among those of a kind the database's order may put
--- others between them, so that all of it are gone through.
+-- Who has entries and is called so, one jump in the index for each. The column is in the order of letters, so that they lie side by side.
 WITH RECURSIVE step(who) AS (
     SELECT min(who) FROM homing_audit WHERE who >= :begins
     UNION ALL
     SELECT (SELECT min(a.who) FROM homing_audit AS a WHERE a.who > step.who)
-    FROM step WHERE starts_with(step.who, :kind)
+    FROM step WHERE starts_with(step.who, :begins)
 )
 SELECT who FROM step WHERE starts_with(who, :begins) LIMIT :most
+
+-- name: keys_called
+-- Keys by the name that they have.
+SELECT 'key:' || id AS who FROM homing_api_key WHERE starts_with(name, :begins) ORDER BY id LIMIT :most
 
 -- name: audit_page_of_some
 SELECT {entry}
@@ -202,9 +205,12 @@ SELECT {entry}, seen.least AS looked_until, seen.count AS looked_at
 FROM (SELECT min(id) AS least, count(*) AS count FROM looked) AS seen
 LEFT JOIN (SELECT id FROM looked
            WHERE (:who::text IS NULL OR who = :who)
-             AND (:who_begins::text IS NULL OR starts_with(who, :who_begins)) AND (:action::text IS NULL OR action = :action)
+             AND (:who_begins::text IS NULL OR starts_with(who, :who_begins))
+             AND (:whos::text IS NULL OR who = ANY (ARRAY(SELECT jsonb_array_elements_text(:whos::text::jsonb))))
+             AND (:action::text IS NULL OR action = :action)
              AND (:begins::text IS NULL OR starts_with(action, :begins))
-             AND (:outcome::text IS NULL OR outcome = :outcome) AND (:object::text IS NULL OR object = :object)
+             AND (:outcome::text IS NULL OR outcome = :outcome)
+             AND (:object::text IS NULL OR object = :object)
            ORDER BY id DESC LIMIT :limit) AS meant ON true
 LEFT JOIN homing_audit a ON a.id = meant.id
 LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id

@@ -171,14 +171,18 @@ LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id
 ORDER BY a.id DESC
 
 -- name: audit_whos
--- Who has entries and is called so, one jump in the index for each.
+-- Who has entries and is called so, one jump in the index for each. They lie side by side.
 WITH RECURSIVE step(who) AS (
     SELECT min(who) FROM homing_audit WHERE who >= :begins
     UNION ALL
     SELECT (SELECT min(a.who) FROM homing_audit AS a WHERE a.who > step.who)
-    FROM step WHERE substr(step.who, 1, length(:kind)) = :kind
+    FROM step WHERE substr(step.who, 1, length(:begins)) = :begins
 )
 SELECT who FROM step WHERE substr(who, 1, length(:begins)) = :begins LIMIT :most
+
+-- name: keys_called
+-- Keys by the name that they have.
+SELECT 'key:' || id AS who FROM homing_api_key WHERE substr(name, 1, length(:begins)) = :begins ORDER BY id LIMIT :most
 
 -- name: audit_page_of_some
 -- CROSS JOIN: in this order, or it would read the whole table.
@@ -204,9 +208,12 @@ SELECT {entry}, seen.least AS looked_until, seen.count AS looked_at
 FROM (SELECT min(id) AS least, count(*) AS count FROM looked) AS seen
 LEFT JOIN (SELECT id FROM looked
            WHERE (:who IS NULL OR who = :who)
-             AND (:who_begins IS NULL OR substr(who, 1, length(:who_begins)) = :who_begins) AND (:action IS NULL OR action = :action)
+             AND (:who_begins IS NULL OR substr(who, 1, length(:who_begins)) = :who_begins)
+             AND (:whos IS NULL OR who IN (SELECT value FROM json_each(:whos)))
+             AND (:action IS NULL OR action = :action)
              AND (:begins IS NULL OR substr(action, 1, length(:begins)) = :begins)
-             AND (:outcome IS NULL OR outcome = :outcome) AND (:object IS NULL OR object = :object)
+             AND (:outcome IS NULL OR outcome = :outcome)
+             AND (:object IS NULL OR object = :object)
            ORDER BY id DESC LIMIT :limit) AS meant ON true
 LEFT JOIN homing_audit a ON a.id = meant.id
 LEFT JOIN homing_api_key k ON a.who = 'key:' || k.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from homing.alerts.rules import Kind
@@ -22,6 +23,12 @@ def lane_of(cause: str) -> str | None:
     if kind == "target":
         return "dispatch_jobs"
     return rest.partition(":")[0] if kind in _OF_LANES else None
+
+
+def facts_in(cause: str) -> Mapping[str, str]:
+    """What its name alone tells, for links."""
+    kind, _, rest = cause.partition(":")
+    return {"target": rest} if kind == "target" else {"lane": lane_of(cause) or ""}
 
 
 def kind_of(cause: str) -> Kind:

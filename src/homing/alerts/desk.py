@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct
 
-from homing.alerts.causes import kind_of, lane_of, require_possible
+from homing.alerts.causes import facts_in, kind_of, lane_of, require_possible
 from homing.alerts.post import Post, Ways
 from homing.alerts.rules import Event, Kind, State
 from homing.alerts.store import AlertStore, cause_of, told_of, went_of
@@ -18,6 +18,7 @@ from homing.errors import DatabaseError, InvalidRequest
 
 _LONGEST_SILENCE = 365 * 86400.0
 _MOST_FIRING = 200
+_MOST_KNOWN = 1000
 _WAITS = "waits, its database does not answer; it goes when that is back"
 _BARRED = "cannot go by it; the log says why"
 
@@ -98,6 +99,13 @@ class Alerts:
     async def silenced(self) -> Sequence[CauseView]:
         return [_cause(row) for row in await self._store.run("silenced", limit=_MOST_FIRING)]
 
+    async def known(self) -> Sequence[str]:
+        """Causes that something was ever wrong with, as far as is remembered; those of now first."""
+        recent = [one.cause for one in await self.recent(_MOST_KNOWN) if one.kind != "test"]
+        silenced = await self._store.run("silenced", limit=_MOST_FIRING)
+        seen = [row["cause"] for row in silenced if _is_seen(row)]
+        return [*dict.fromkeys([*(one.cause for one in await self.firing()), *recent, *seen])]
+
     async def silence(self, cause: str, seconds: float, *, by: str) -> CauseView:
         """Nobody is told of it for so long; what happens meanwhile is told of afterwards. 0 ends it."""
         kind = kind_of(cause)
@@ -141,13 +149,20 @@ def _alert(row: Row) -> AlertView:
     )  # fmt: skip
 
 
+def _is_seen(row: Row) -> bool:
+    """One that was silenced before anything happened has no facts."""
+    return bool(cause_of(row).facts)
+
+
 def _cause(row: Row) -> CauseView:
     cause = cause_of(row)
     # How many are dead is of now; where that is not known, how many nobody or somebody was told of.
     count = cause.facts.get("dead") or cause.pending or cause.facts.get("count", 0)
-    words = words_of(cause.kind, "again" if cause.level else "fired", {**cause.facts, "count": count})
+    facts = {**facts_in(cause.cause), **cause.facts, "count": count}
+    words = words_of(cause.kind, "again" if cause.level else "fired", facts)
+    title = words.title if cause.facts else f"Not seen so far: {cause.cause}"
     silenced = instant(row["silenced_until"]) if cause.silenced else None
     return CauseView(
-        cause.cause, cause.kind, cause.state, words.title, words.link, cause.since, silenced,
+        cause.cause, cause.kind, cause.state, title, words.link, cause.since, silenced,
         row["silenced_by"] if silenced else None,
     )  # fmt: skip

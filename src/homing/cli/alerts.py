@@ -10,6 +10,7 @@ import typer
 from msgspec import Struct
 from rich.console import Console
 
+from homing.cli.listener import printable
 from homing.cli.operator import seconds_in, typist
 from homing.cli.options import (
     Config,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
+#: Causes that a warning names, and how alike one is to what was typed to be named alone.
+_MOST_TOLD = 3
+_ALIKE = 0.6
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,7 +50,7 @@ class _Seen(Struct, frozen=True):
 
 
 def list_alerts(
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=1000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", "-n", min=1, max=1000, help="At most so many.")] = 20,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -141,7 +145,9 @@ def silence(
 ) -> None:
     """Tell nobody of a cause for a while; what happens meanwhile is told of afterwards."""
     seconds = seconds_in(span, "--for")
-    done = run_async(_silence(settings_from(config, database_url=database_url), cause, seconds))
+    done, known = run_async(_silence(settings_from(config, database_url=database_url), cause, seconds))
+    if done.silenced_until is not None and done.cause not in known:
+        _warn(done.cause, known)
     if json:
         print_json(done)
     elif done.silenced_until is None:
@@ -150,8 +156,26 @@ def silence(
         print_table(f"silenced until {_time(done.silenced_until)}: {done.cause}")
 
 
-async def _silence(settings: Settings, cause: str, seconds: int) -> CauseView:
+async def _silence(settings: Settings, cause: str, seconds: int) -> tuple[CauseView, Sequence[str]]:
     from homing.app import opened
 
     async with opened(settings) as homing:
-        return await homing.alerts.silence(cause, seconds, by=typist())
+        known = await homing.alerts.known()
+        return await homing.alerts.silence(cause, seconds, by=typist()), known
+
+
+def _warn(cause: str, known: Sequence[str]) -> None:
+    """A typing mistake at night is a silence of nothing; but what never happened may be silenced, too."""
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(cause, known, n=_MOST_TOLD, cutoff=_ALIKE)
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else _known(known)
+    told = f"no such cause has been seen so far, it is silenced all the same; {hint}"
+    _err.print(printable(told), style="yellow", markup=False)
+
+
+def _known(known: Sequence[str]) -> str:
+    if not known:
+        return "nothing has been wrong so far"
+    more = f" and {len(known) - _MOST_TOLD} more" if len(known) > _MOST_TOLD else ""
+    return f"known are {', '.join(known[:_MOST_TOLD])}{more}"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 from msgspec import Struct
-from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
@@ -69,7 +68,10 @@ def audit(
         str | None, typer.Option("--since", metavar="SPAN", help="2h, 7d, or a time with its zone.")
     ] = None,
     who: Annotated[
-        str | None, typer.Option("--who", help="A name; or key:ID, user:NAME, cli:NAME@HOST or loopback.")
+        str | None,
+        typer.Option(
+            "--who", help="A name; key:ID, user:NAME, cli:NAME@HOST or loopback; or its beginning and *."
+        ),
     ] = None,
     action: Annotated[
         str | None, typer.Option("--action", help="What was done, such as workers.pause.")
@@ -131,8 +133,7 @@ async def _page(settings: Settings, wanted: AuditFilter, before: int | None, lim
     from homing.access.api import shown
 
     async with opened_access(settings) as access:
-        if wanted.who is not None:
-            wanted = replace(wanted, who=await access.audit.whole_name(wanted.who))
+        wanted = await access.audit.meant(wanted)
         found = await access.audit.search(wanted, before=before, limit=limit)
         rows = list(found.rows)
         # A search looks so far and no further at a time.

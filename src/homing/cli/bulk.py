@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from homing.cli.find import wanted_in
-from homing.cli.operator import typist
+from homing.cli.find import QueryCommand, wanted_in
+from homing.cli.operator import confirm, typist
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
 
@@ -41,7 +41,7 @@ def add_to(app: typer.Typer) -> None:
     bulk = typer.Typer(no_args_is_help=True, help="Act on all messages that a query line means.")
     app.add_typer(bulk, name="bulk")
     for verb, does in _VERBS.items():
-        bulk.command(name=verb.replace("_", "-"), help=does)(_command(verb))
+        bulk.command(name=verb.replace("_", "-"), help=does, cls=QueryCommand)(_command(verb))
     bulk.command(name="list")(list_runs)
     bulk.command()(stop)
 
@@ -84,7 +84,7 @@ def _act(settings: Settings, verb: Verb, query: str, *, dry_run: bool, yes: bool
         return
     if not yes:
         _err.print(_counts(counted))
-        typer.confirm(f"{verb.replace('_', ' ')} {_many(counted)}?", abort=True, err=True)
+        confirm(f"{verb.replace('_', ' ')} {_many(counted)}?")
     run = run_async(_with_homing(settings, lambda homing: _run(homing, verb, query)))
     _tell(run, json=json)
     if run.state != "done":

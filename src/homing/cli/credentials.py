@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from homing.cli.files import read_secret
+from homing.cli.operator import confirm
 from homing.cli.options import (
     Config,
     DatabaseUrl,
@@ -98,7 +99,7 @@ async def _create(settings: Settings, request: Any) -> Struct:
 
 
 def list_credentials(
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", "-n", min=1, max=10000)] = 20,
     before: Annotated[str | None, typer.Option("--before", help="Go on after these.")] = None,
     json: Json = False,
     database_url: DatabaseUrl = None,
@@ -179,8 +180,7 @@ def delete(
     """Delete credentials; refused while open jobs use them, unless forced: those jobs fail from then on."""
     settings = settings_from(config, database_url=database_url)
     if not yes:
-        # Asked outside of the event loop, which would keep Ctrl-C from a question.
-        typer.confirm(f"delete the credentials {id}?", abort=True, err=True)
+        confirm(f"delete the credentials {id}?")
     run_async(_delete(settings, id, force=force))
     if json:
         print_json({"message": "Credentials deleted"})

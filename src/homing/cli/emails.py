@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from homing.cli.history import Tried, history_of, history_table
+from homing.cli.history import Story, story_of, story_table
 from homing.cli.jobs import JobFlags, Verb
 from homing.cli.mails import verdicts_table
+from homing.cli.operator import confirm
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -86,20 +86,20 @@ def _listing(emails: Sequence[EmailSummary]) -> Table:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    email, history = run_async(_look(settings, id))
+    email, story = run_async(_look(settings, id))
     values: dict[str, Any] = msgspec.to_builtins(email)
     if json:
-        print_json({**values, "history": history})
+        print_json({**values, **msgspec.to_builtins(story)})
         return
     verdicts = values.pop("recipients")
     print_table(fields(values))
     if verdicts:
         print_table(verdicts_table(verdicts))
-    if history:
-        print_table(history_table(history))
+    if (table := story_table(story)) is not None:
+        print_table(table)
 
 
-async def _look(settings: Settings, id: str) -> tuple[EmailView, list[Tried]]:
+async def _look(settings: Settings, id: str) -> tuple[EmailView, Story]:
     from homing.app import opened
     from homing.lanes.email_log.view import email_number, shown
 
@@ -108,7 +108,7 @@ async def _look(settings: Settings, id: str) -> tuple[EmailView, list[Tried]]:
         row = await homing.emails.get(number)
         if row is None:
             raise NotFound(f"there is no email {id}; `homing list --lane email_log` shows those there are")
-        return shown(row), await history_of(homing, f"email_{number}")
+        return shown(row), await story_of(homing, f"email_{number}")
 
 
 # ── requeue ──────────────────────────────────────────────────────────────────────────────────────
@@ -147,12 +147,8 @@ def act_on_all(
             f"`homing bulk {verb} 'lane:email_log status:{state}'` takes others"
         )
     total = run_async(_count(settings))
-    if not (dry_run or yes):
-        typer.confirm(
-            f"{verb} {in_words(total)} that {'is' if total == 1 else 'are'} Dead?",
-            abort=True,
-            err=True,
-        )
+    if total and not (dry_run or yes):
+        confirm(f"{verb} {in_words(total)} that {'is' if total == 1 else 'are'} Dead?")
     done = total if dry_run else run_async(_requeue_all(settings, total))
     if json:
         print_json({"dryRun": dry_run, verb: done})

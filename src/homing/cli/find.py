@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from homing.cli.options import (
     Config,
@@ -18,18 +20,32 @@ from homing.cli.options import (
     tell_database,
 )
 from homing.cli.tables import Column, listing
-from homing.errors import InvalidRequest
+from homing.errors import DatabaseError, InvalidRequest
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from rich.table import Table
 
+    from homing.desk.desk import Found
     from homing.desk.view import MessagePage
     from homing.messages.model import Wanted
     from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+#: Of a query line, in what looks like a flag.
+_LEFT_OUT = re.compile(r"-[A-Za-z][\w.]*:")
+
+
+class QueryCommand(TyperCommand):
+    """A command that takes a query line: `-status:dead` is a mistake in it, and not of an option -s."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        terms = [] if "--" in args else [one for one in args if _LEFT_OUT.match(one)]
+        others = [one for one in args if one not in terms]
+        return super().parse_args(ctx, [*others, "--", *terms] if terms else args)
+
 
 Line = Annotated[
     list[str] | None,
@@ -39,7 +55,7 @@ Line = Annotated[
 
 def find(
     query: Line = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=200, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", "-n", min=1, max=200, help="At most so many.")] = 20,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Go on where another page ended.")] = None,
     json: Json = False,
     database_url: DatabaseUrl = None,
@@ -69,7 +85,14 @@ async def _find(settings: Settings, line: str, limit: int, cursor: str | None) -
     async with opened(settings) as homing:
         # Whoever has the database may read it all.
         found = await homing.desk.find(wanted, cursor=cursor, limit=limit, may=lambda _scope: True)
+        _require_an_answer(found, wanted)
         return page_view(found, wanted)
+
+
+def _require_an_answer(found: Found, wanted: Wanted) -> None:
+    """Where no lane could be asked, an empty list would look like peace."""
+    if wanted.lanes and set(wanted.lanes) == set(found.troubles):
+        raise DatabaseError("; ".join(dict.fromkeys(found.troubles.values())))
 
 
 def wanted_in(line: str, command: str, now: datetime) -> Wanted:
@@ -116,4 +139,4 @@ def _tell(page: MessagePage) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(find)
+    app.command(cls=QueryCommand)(find)

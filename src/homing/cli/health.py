@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from http.client import HTTPConnection, HTTPException
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from homing.cli.options import Config, Host, print_json, settings_from
@@ -18,6 +19,7 @@ Port = Annotated[
 ]
 Worker = Annotated[bool, typer.Option("--worker", help="It is a worker: asked on HOMING_METRICS_PORT.")]
 Live = Annotated[bool, typer.Option("--live", help="Only whether it answers, not whether its database does.")]
+AlwaysJson = Annotated[bool, typer.Option("--json", help="Print JSON, as it does anyway.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait for the answer.")]
 
 
@@ -31,9 +33,11 @@ def health(
     timeout: Timeout = 5.0,
     host: Host = None,
     port: Port = None,
+    json: AlwaysJson = True,
     config: Config = None,
 ) -> None:
     """Ask a running Homing whether it is ready. Exit 0 when it is, 1 when it is not."""
+    del json
     settings = settings_from(config, host=host)
     chosen = port or (settings.metrics_port if worker else settings.port)
     if not chosen:
@@ -43,9 +47,17 @@ def health(
     status, answer = _ask(
         _reachable(settings.host), chosen, "/health/live" if live else "/health/ready", timeout
     )
-    print_json({"status": status, "answer": answer})
+    print_json({"status": status, "answer": _read(answer)})
     if status != 200:
         raise typer.Exit(1)
+
+
+def _read(answer: str) -> Any:
+    """As what it is, where it is JSON; another program may answer on that port."""
+    try:
+        return msgspec.json.decode(answer)
+    except (msgspec.DecodeError, RecursionError):
+        return answer
 
 
 def _reachable(host: str) -> str:

@@ -1,4 +1,4 @@
-"""What `homing show` tells of the attempts of a mail, an email or a notification."""
+"""What `homing show` tells of a message's attempts, of claims that left none, and of bulk runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from rich.table import Table
 
-from homing.cli.listener import printable
-from homing.cli.options import print_table
 from homing.cli.tables import Column, listing
 
 if TYPE_CHECKING:
@@ -31,19 +29,68 @@ class Tried(Struct, frozen=True, rename="camel"):
     unknown: bool
 
 
-async def history_of(homing: Homing, id: str) -> list[Tried]:
+class Claimed(Struct, frozen=True, rename="camel"):
+    """A claim that left no attempt: of now, deferred, given back, or lost with its worker."""
+
+    at: str
+    title: str
+    worker: str | None
+    #: It may have been sent all the same.
+    unknown: bool
+
+
+class Changed(Struct, frozen=True, rename="camel"):
+    """A bulk run changed it."""
+
+    at: str
+    title: str
+    run: int | None
+
+
+class Story(Struct, frozen=True, rename="camel"):
+    """Each in the order of time. Names as in the JSON of `homing show`."""
+
+    history: Sequence[Tried]
+    claims: Sequence[Claimed]
+    bulk_runs: Sequence[Changed]
+
+    @property
+    def beside(self) -> list[tuple[str, str, str]]:
+        """What is no attempt: when, what and by whom."""
+        claims = [(one.at, f"{one.title}{_DOUBT if one.unknown else ''}", one.worker) for one in self.claims]
+        runs = [(one.at, one.title, None) for one in self.bulk_runs]
+        return [(at, title, worker or "") for at, title, worker in (*claims, *runs)]
+
+
+_CLAIMS = frozenset({"claimed", "deferred", "lost"})
+_DOUBT = " (it may have been sent)"
+
+
+async def story_of(homing: Homing, id: str) -> Story:
     """Of a message that is there."""
     detail = await homing.desk.show(id, may=lambda _scope: True)
     steps = detail.timeline if detail is not None else ()
-    return [_tried(step) for step in steps if step.kind == "attempt"]
+    return Story(
+        [_tried(step) for step in steps if step.kind == "attempt"],
+        [_claimed(step) for step in steps if step.kind in _CLAIMS],
+        [Changed(_time(step), step.title, step.bulk_run) for step in steps if step.kind == "bulk"],
+    )
+
+
+def _claimed(step: Step) -> Claimed:
+    return Claimed(_time(step), step.title, step.worker, step.unknown)
+
+
+def _time(step: Step) -> str:
+    from homing.db import iso
+
+    return iso(step.at) or ""
 
 
 def _tried(step: Step) -> Tried:
-    from homing.db import iso
-
     millis = round(step.seconds * 1000) if step.seconds is not None else None
     return Tried(
-        iso(step.at) or "",
+        _time(step),
         step.title,
         bool(step.well),
         millis,
@@ -54,30 +101,28 @@ def _tried(step: Step) -> Tried:
     )
 
 
-def print_runs(steps: Sequence[Step]) -> None:
-    """What bulk runs did with it, a line each."""
-    from homing.db import iso
-
-    for step in steps:
-        print_table(printable(f"{iso(step.at)}  {step.title}"))
-
-
 _COLUMNS = (
     Column("attempt"),
     Column("at", whole=True),
     Column("result", whole=True),
     Column("ms", right=True, rank=1),
-    Column("error"),
+    Column("what happened"),
     Column("worker", rank=2),
 )
 
 
-def history_table(history: Sequence[Tried]) -> Table:
-    return listing(_COLUMNS, [_row(one) for one in history])
+def story_table(story: Story) -> Table | None:
+    """All of it in one table, in the order of time; None where there is nothing."""
+    rows = [
+        *(("", at, "", "", told, worker) for at, told, worker in story.beside),
+        *map(_row, story.history),
+    ]
+    # Stable: of the same moment a claim comes before the attempt that followed it.
+    return listing(_COLUMNS, sorted(rows, key=lambda row: row[1])) if rows else None
 
 
 def _row(one: Tried) -> tuple[str, ...]:
-    doubt = " (it may have been sent)" if one.unknown else ""
+    doubt = _DOUBT if one.unknown else ""
     told = ": ".join(filter(None, (one.error_class, one.error))) + doubt
     millis = str(one.duration_millis) if one.duration_millis is not None else ""
     result = "delivered" if one.delivered else "failed"

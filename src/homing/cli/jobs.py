@@ -12,7 +12,8 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from homing.cli.operator import moment_since
+from homing.cli.history import Story, story_of
+from homing.cli.operator import confirm, moment_since
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -172,18 +173,19 @@ def _listing(rows: Sequence[JobSummary]) -> Table:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    job, attempts = run_async(_look(settings, id))
+    job, attempts, story = run_async(_look(settings, id))
     if json:
-        print_json({**msgspec.to_builtins(job), "attempts": attempts})
+        beside = {"claims": story.claims, "bulkRuns": story.bulk_runs}
+        print_json({**msgspec.to_builtins(job), "attempts": attempts, **beside})
         return
     print_table(fields(_fields(job)))
-    if attempts:
-        print_table(_attempts(attempts))
-    else:
+    if attempts or story.beside:
+        print_table(_attempts(attempts, story))
+    if not attempts:
         print_table("no attempt so far")
 
 
-async def _look(settings: Settings, id: str) -> tuple[JobView, list[Attempt]]:
+async def _look(settings: Settings, id: str) -> tuple[JobView, list[Attempt], Story]:
     from homing.app import opened
     from homing.lanes.dispatch_jobs.look import attempts_of, find_job
     from homing.lanes.dispatch_jobs.view import job_number
@@ -192,7 +194,7 @@ async def _look(settings: Settings, id: str) -> tuple[JobView, list[Attempt]]:
         job = await find_job(homing.jobs, job_number(id))
         if job is None:
             raise NotFound(f"there is no job {id}; `homing list --lane dispatch_jobs` shows those there are")
-        return job, await attempts_of(homing.jobs, job_number(id))
+        return job, await attempts_of(homing.jobs, job_number(id)), await story_of(homing, job.id)
 
 
 def _fields(job: JobView) -> dict[str, object]:
@@ -219,14 +221,17 @@ _ATTEMPT_COLUMNS = (
     Column("result", whole=True, rank=3),
     Column("code", right=True),
     Column("ms", right=True, rank=1),
-    Column("error"),
+    Column("what happened"),
     Column("answer", rank=2),
     Column("worker", rank=4),
 )
 
 
-def _attempts(attempts: Sequence[Attempt]) -> Table:
-    return listing(_ATTEMPT_COLUMNS, [_attempt(one) for one in attempts])
+def _attempts(attempts: Sequence[Attempt], story: Story) -> Table:
+    """With what is no attempt between them, in the order of time."""
+    beside = [("", at, "", "", "", told, "", worker) for at, told, worker in story.beside]
+    rows = [*beside, *(_attempt(one) for one in attempts)]
+    return listing(_ATTEMPT_COLUMNS, sorted(rows, key=lambda row: row[1]))
 
 
 def _attempt(one: Attempt) -> tuple[str, ...]:
@@ -307,9 +312,8 @@ def act_on_all(
     """Count first, ask, then act: on one state or, with `any`, on all that the verb takes."""
     filter = filter_of(flags, _state(verb, state), datetime.now(UTC))
     count = run_async(_bulk(verb, settings, filter, dry_run=True)) if dry_run or not yes else None
-    if count is not None and not dry_run:
-        # Asked outside of the event loop, which would keep Ctrl-C from a question.
-        typer.confirm(f"{verb} {_matched(count)}?", abort=True, err=True)
+    if count is not None and count.matched and not dry_run:
+        confirm(f"{verb} {_matched(count)}?")
     done = count if dry_run and count is not None else _acted(verb, settings, filter)
     number = done.matched if dry_run else done.changed
     if json:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from homing.cli.history import Tried, history_of, history_table
+from homing.cli.history import Story, story_of, story_table
 from homing.cli.jobs import JobFlags, Verb
+from homing.cli.operator import confirm
 from homing.cli.options import (
     Config,
     DatabaseUrl,
@@ -96,19 +98,19 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    mail, history = run_async(_look(settings, id))
+    mail, story = run_async(_look(settings, id))
     if json:
-        print_json({**mail, "history": history})
+        print_json({**mail, **msgspec.to_builtins(story)})
         return
     verdicts = mail.pop("recipients")
     print_table(fields(mail))
     if verdicts:
         print_table(verdicts_table(verdicts))
-    if history:
-        print_table(history_table(history))
+    if (table := story_table(story)) is not None:
+        print_table(table)
 
 
-async def _look(settings: Settings, id: str) -> tuple[dict[str, Any], list[Tried]]:
+async def _look(settings: Settings, id: str) -> tuple[dict[str, Any], Story]:
     from homing.app import opened
     from homing.lanes.mail_outbox.view import row_number, shown
 
@@ -117,7 +119,7 @@ async def _look(settings: Settings, id: str) -> tuple[dict[str, Any], list[Tried
         row = await homing.outbox.get(number)
         if row is None:
             raise NotFound(f"there is no mail {id}; `homing list` shows those there are")
-        return shown(row), await history_of(homing, f"outbox_{number}")
+        return shown(row), await story_of(homing, f"outbox_{number}")
 
 
 _VERDICT_COLUMNS = (
@@ -176,14 +178,9 @@ def act_on_all(
             f"mails that are {state} cannot be used with {verb}: only {', '.join(FROM_STATES[verb])}; "
             "for jobs add --lane dispatch_jobs"
         )
-    if not (dry_run or yes):
-        # Asked outside of the event loop, which would keep Ctrl-C from a question.
-        total = run_async(_count(settings, state))
-        typer.confirm(
-            f"{verb} {in_words(total)} that {'is' if total == 1 else 'are'} {state}?",
-            abort=True,
-            err=True,
-        )
+    total = 0 if dry_run or yes else run_async(_count(settings, state))
+    if total:
+        confirm(f"{verb} {in_words(total)} that {'is' if total == 1 else 'are'} {state}?")
     done = run_async(_count(settings, state) if dry_run else _act_on_state(verb, settings, state))
     if json:
         print_json({"dryRun": dry_run, verb: done})

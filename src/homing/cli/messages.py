@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import msgspec
 import typer
 
-from homing.cli import emails, history, jobs, mails, notifications, workers
+from homing.cli import emails, jobs, mails, notifications, workers
 from homing.cli.jobs import (
     ErrorClass,
     ExternalId,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from homing.app import Homing
     from homing.db.backlog import Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
-    from homing.messages.model import Step
     from homing.settings import Settings
     from homing.workers.model import Pause
 
@@ -212,7 +211,7 @@ def list_messages(
     error_class: ErrorClass = None,
     metadata: Metadata = None,
     since: Since = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", "-n", min=1, max=10000)] = 20,
     before: Annotated[str | None, typer.Option("--before", help="Go on after this one.")] = None,
     json: Json = False,
     database_url: DatabaseUrl = None,
@@ -227,27 +226,26 @@ def list_messages(
 
 
 def show(id: MessageId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
-    """Everything about one mail, with its verdicts, or one job, with its attempts and what it waits for."""
+    """Everything about one mail, with its verdicts, or one job, with its attempts and what it waits for.
+
+    Attempts, claims that left none and bulk runs stand in one table, in the order of time.
+    """
     settings = settings_from(config, database_url=database_url)
     lane = _lane_of_id(id)
     _MESSAGES[lane].print_one(settings, id, json=json)
     if not json:
-        runs, pauses = run_async(_beside(settings, lane, id))
-        history.print_runs(runs)
-        workers.print_pauses(pauses)
+        workers.print_pauses(run_async(_pauses(settings, lane, id)))
 
 
-async def _beside(settings: Settings, lane: LaneName, id: str) -> tuple[Sequence[Step], Sequence[Pause]]:
-    """What bulk runs did with a message, and the pauses for which it waits."""
+async def _pauses(settings: Settings, lane: LaneName, id: str) -> Sequence[Pause]:
+    """Those for which a message waits."""
     from homing.app import opened
 
     async with opened(settings) as homing:
         detail = await homing.desk.show(id, may=lambda _scope: True)
-        runs = [step for step in detail.timeline if step.bulk_run] if detail is not None else []
         if detail is None or detail.summary.phase != "waiting":
-            return runs, []
-        pauses = [one for one in await homing.fleet.pauses() if one.scope == "lane" and _concerns(one, lane)]
-        return runs, pauses
+            return []
+        return [one for one in await homing.fleet.pauses() if one.scope == "lane" and _concerns(one, lane)]
 
 
 def _flags(

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from homing.cli.history import Tried, history_of, history_table
+from homing.cli.history import Story, story_of, story_table
 from homing.cli.jobs import JobFlags, Verb
+from homing.cli.operator import confirm
 from homing.cli.options import print_json, print_table, run_async
 from homing.cli.tables import Column, fields, listing
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -91,14 +91,14 @@ def _section(one: NotificationSummary) -> str:
 
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
-    found, history = run_async(_look(settings, id))
+    found, story = run_async(_look(settings, id))
     values: dict[str, Any] = msgspec.to_builtins(found)
     if json:
-        print_json({**values, "history": history})
+        print_json({**values, **msgspec.to_builtins(story)})
         return
     print_table(fields({_named(name, found): value for name, value in values.items()}))
-    if history:
-        print_table(history_table(history))
+    if (table := story_table(story)) is not None:
+        print_table(table)
 
 
 def _named(field: str, found: NotificationView) -> str:
@@ -106,7 +106,7 @@ def _named(field: str, found: NotificationView) -> str:
     return "result" if field == "error" and found.status == "sent" else field
 
 
-async def _look(settings: Settings, id: str) -> tuple[NotificationView, list[Tried]]:
+async def _look(settings: Settings, id: str) -> tuple[NotificationView, Story]:
     from homing.app import opened
     from homing.lanes.open_events.view import shown
 
@@ -116,7 +116,7 @@ async def _look(settings: Settings, id: str) -> tuple[NotificationView, list[Tri
             raise NotFound(
                 f"there is no notification {id}; `homing list --lane open_events` shows those there are"
             )
-        return shown(row), await history_of(homing, f"notification_{number(id)}")
+        return shown(row), await story_of(homing, f"notification_{number(id)}")
 
 
 # ── the runbook's questions ──────────────────────────────────────────────────────────────────────
@@ -183,9 +183,8 @@ def act_on_all(
         )
     total = run_async(_count(settings, state))
     if total and not (dry_run or yes):
-        # Asked outside of the event loop, which would keep Ctrl-C from a question.
         verb_form = "is" if total == 1 else "are"
-        typer.confirm(f"{verb} {in_words(total)} that {verb_form} {state}?", abort=True, err=True)
+        confirm(f"{verb} {in_words(total)} that {verb_form} {state}?")
     done = total if dry_run else run_async(_act_on_state(verb, settings, state, total))
     if json:
         print_json({"dryRun": dry_run, verb: done})

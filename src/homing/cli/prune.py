@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from homing.cli.operator import confirm
 from homing.cli.options import Config, DatabaseUrl, Json, print_json, print_table, run_async, settings_from
 from homing.cli.tables import Column, listing
 from homing.errors import InvalidRequest
@@ -69,7 +70,7 @@ def prune(
         return
     if not yes:
         _err.print(_told(findings))
-        typer.confirm(f"delete {_rows(total)} for good?", abort=True, err=True)
+        confirm(f"delete {_rows(total)} for good?")
     _tell(run_async(_prune(settings, lane, state, older_than, findings)), dry_run=False, json=json)
 
 

@@ -19,10 +19,12 @@ from msgspec import Struct
 from homing.db.database import Database
 from homing.db.patience import Patience, patiently
 from homing.db.queries import Dialect, Query
-from homing.errors import Conflict, DatabaseError, SchemaError
+from homing.errors import Conflict, DatabaseError, NoDatabase, SchemaError
 
 Result = TypeVar("Result")
 _PATIENCE: Final = Patience()
+#: More are only counted: a wall of names hides what is to be done.
+_MOST_NAMED: Final = 5
 
 
 class Migration(Struct, frozen=True, order=True):
@@ -43,17 +45,26 @@ class Pending(Struct, frozen=True):
     """What a database lacks."""
 
     migrations: tuple[Migration, ...]
+    #: Where there is no database at all, that in a sentence.
+    absent: str | None = None
 
     def require_none(self, setting: str | None = None) -> None:
         """`setting` names the database where it is not the main one: its URL may just be wrong."""
         if not self.migrations:
             return
-        names = ", ".join(str(m) for m in self.migrations)
+        if self.absent is not None:
+            raise NoDatabase(self.absent if setting is None else f"{setting}: {self.absent}")
         if setting is None:
-            raise SchemaError(f"the database lacks {names}; run `homing migrate`")
+            raise SchemaError(f"the database lacks {self._in_words()}; run `homing migrate`")
         raise SchemaError(
-            f"the database of {setting} lacks {names}; check that it is the one, then run `homing migrate`"
+            f"the database of {setting} lacks {self._in_words()}; check that it is the one, then run "
+            "`homing migrate`"
         )
+
+    def _in_words(self) -> str:
+        if len(self.migrations) > _MOST_NAMED:
+            return f"{len(self.migrations)} migrations"
+        return ", ".join(str(m) for m in self.migrations)
 
 
 def load_migrations(packages: Iterable[str], dialect: Dialect) -> list[Migration]:
@@ -74,7 +85,10 @@ def _of_package(package: str, dialect: Dialect) -> list[Migration]:
 
 async def check(database: Database, migrations: Sequence[Migration]) -> Pending:
     """What is still to be applied; raises `SchemaError` when what was applied is not what we know."""
-    applied = await _applied(database)
+    try:
+        applied = await _applied(database)
+    except NoDatabase as error:
+        return Pending(tuple(migrations), str(error))
     for migration in migrations:
         recorded = applied.pop((migration.component, migration.version), migration.checksum)
         if recorded != migration.checksum:
@@ -192,6 +206,8 @@ async def _applied(database: Database) -> dict[tuple[str, int], str]:
     query = Query("applied", text, (), False, _applied_in_mongodb)
     try:
         rows = await database.fetch(query, {})
+    except NoDatabase:
+        raise
     except SchemaError:
         return {}
     return {(row["component"], row["version"]): row["checksum"] for row in rows}

@@ -16,7 +16,7 @@ from threading import Timer
 from typing import Any, TypeVar
 
 from homing.db.queries import Dialect, Query
-from homing.errors import Conflict, DatabaseError, Refused, SchemaError, Unreachable
+from homing.errors import Conflict, DatabaseError, NoDatabase, Refused, SchemaError, Unreachable
 
 Result = TypeVar("Result")
 
@@ -100,7 +100,7 @@ class _Connection:
 
     def _open(self) -> sqlite3.Connection:
         if not self._makes_file and not Path(self._path).exists():
-            raise SchemaError(f"there is no database {self._path}; run `homing migrate` to make it")
+            raise NoDatabase(f"there is no database {self._path}; run `homing migrate` to make it")
         return _open(self._path, self._busy_timeout, writes=self._writes)
 
     def _leniently(

@@ -26,6 +26,8 @@ _LATELY = timedelta(minutes=30)
 #: Of so few attempts a rate says nothing.
 _ENOUGH_ATTEMPTS = 20
 _POOR, _BAD = 0.9, 0.5
+#: Of the newest attempts, so many tell whether it goes on.
+_A_FEW = 5
 #: As many of the newest deaths as this, within the hour, are not for tomorrow.
 _MANY_DEAD = 10
 _RECENT_DEATH, _STILL_A_TOPIC = timedelta(hours=1), timedelta(hours=24)
@@ -49,6 +51,8 @@ def attention(signs: Signs) -> tuple[Attention, ...]:
         *(item for lane in signs.lanes for item in _of_lane(lane, signs)),
         *_deaths(signs),
         *_targets(signs.targets),
+        # Below what can be acted on: it tells of the same trouble.
+        *(item for lane in signs.lanes for item in _failing(lane, signs.now)),
         *_paused(signs.hands or ()),
         *_lost(signs.hands or ()),
         *_queues(signs.queues),
@@ -68,7 +72,6 @@ def _of_lane(lane: LaneView, signs: Signs) -> Iterable[Attention]:
         level: Level = "urgent" if lane.oldest_due > _VERY_LATE else "soon"
         link = _messages(Wanted(lanes=(lane.lane,), phases=("waiting",)))
         yield Attention("backlog", level, f"{things.capitalize()} are late", wait, link)
-    yield from _failing(lane, signs.now)
 
 
 def _backlog(lane: LaneView) -> str:
@@ -117,11 +120,26 @@ def _failing(lane: LaneView, now: datetime) -> Iterable[Attention]:
         or _is_over(lane, now)
     ):
         return
-    level: Level = "urgent" if hour.success < _BAD else "soon"
-    failed = hour.attempts - hour.delivered
-    detail = f"{failed:,} of {hour.attempts:,} attempts failed in the last hour"
+    detail = f"{hour.attempts - hour.delivered:,} of {hour.attempts:,} attempts failed in the last hour"
     link = _messages(Wanted(lanes=(lane.lane,), phases=("waiting", "dead")))
+    if mended := _mended(lane, now):
+        yield Attention("failing", "note", f"Many attempts at {things} failed", f"{detail}; {mended}", link)
+        return
+    level: Level = "urgent" if hour.success < _BAD else "soon"
     yield Attention("failing", level, f"Many attempts at {things} fail", detail, link)
+
+
+def _mended(lane: LaneView, now: datetime) -> str:
+    """Why what failed is nothing to get up for, in words; nothing where it is."""
+    if not lane.phases["waiting"] and not lane.phases["running"] and not lane.phases["dead"]:
+        return "nothing waits now, and nothing is given up"
+    failed = delivered = 0
+    for point in sorted(lane.series, key=lambda point: point.at, reverse=True):
+        if point.at < now - _LATELY or failed + delivered >= _A_FEW:
+            break
+        failed, delivered = failed + point.retried + point.dead, delivered + point.delivered
+    tried = failed + delivered
+    return "the newest succeed" if tried >= _A_FEW and delivered >= _POOR * tried else ""
 
 
 def _deaths(signs: Signs) -> Iterable[Attention]:

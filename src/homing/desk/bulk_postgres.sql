@@ -103,6 +103,13 @@ JOIN homing_bulk_batch AS b ON b.run_id = r.id AND b.lane = :lane AND b.high >= 
 WHERE :number = ANY (b.numbers)
 ORDER BY b.at, r.id
 
+-- name: changed
+-- Each batch has one number at least, so that no more batches are needed.
+SELECT n.number
+FROM (SELECT numbers FROM homing_bulk_batch WHERE run_id = :id AND lane = :lane ORDER BY high DESC LIMIT :limit) AS b
+CROSS JOIN unnest(b.numbers) AS n (number)
+ORDER BY n.number DESC LIMIT :limit
+
 -- name: renew
 UPDATE homing_bulk_run SET lease_expires_at = now() + make_interval(secs => :lease_seconds)
 WHERE {ours}

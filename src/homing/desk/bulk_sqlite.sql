@@ -92,6 +92,13 @@ CROSS JOIN homing_bulk_batch AS b ON b.run_id = r.id AND b.lane = :lane AND b.hi
 WHERE EXISTS (SELECT 1 FROM json_each(b.numbers) AS n WHERE n.value = :number)
 ORDER BY b.at, r.id
 
+-- name: changed
+-- Each batch has one number at least, so that no more batches are needed.
+SELECT n.value AS number
+FROM (SELECT numbers FROM homing_bulk_batch WHERE run_id = :id AND lane = :lane ORDER BY high DESC LIMIT :limit) AS b
+CROSS JOIN json_each(b.numbers) AS n
+ORDER BY n.value DESC LIMIT :limit
+
 -- name: renew
 UPDATE homing_bulk_run SET lease_expires_at = {lease_end}
 WHERE {ours}

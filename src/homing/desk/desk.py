@@ -44,8 +44,13 @@ class Found(Struct, frozen=True):
     next: str | None
     #: How many rows were looked through, where no index serves the question and the page is not full.
     looked_at: int | None = None
-    #: What is not in it, in sentences: a lane whose database is away.
-    notes: tuple[str, ...] = ()
+    #: Why a lane is not in it: its database is away.
+    troubles: Mapping[LaneName, str] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not in it, in sentences."""
+        return _notes(self.troubles)
 
 
 class DeadGroups(Struct, frozen=True):
@@ -83,7 +88,7 @@ class Desk:
             name: partial(self.lanes[name].find, wanted, before=before, limit=limit)
             for name, before in positions.items()
         }
-        seen, notes = await _all_of(looks)
+        seen, troubles = await _all_of(looks)
         rows = merged(seen, limit)
         following = _following(positions, seen, rows)
         looked = [one.looked_at for one in seen.values() if one.looked_at is not None]
@@ -92,7 +97,7 @@ class Desk:
             _written(Cursor(_digest(wanted), following)) if following else None,
             # Of none it need not be said: no message has an error, or whatever else comes first.
             (sum(looked) or None) if len(rows) < limit else None,
-            notes,
+            troubles,
         )
 
     def _positions(self, wanted: Wanted, begun: Cursor | None, may: May) -> dict[LaneName, int | None]:
@@ -106,9 +111,9 @@ class Desk:
     async def dead_groups(self, *, may: May) -> DeadGroups:
         """What was given up and why, of all lanes; the largest groups first."""
         asked = {name: lane.dead_groups for name, lane in self.lanes.items() if may(f"{lane.scope}:read")}
-        found, notes = await _all_of(asked)
+        found, troubles = await _all_of(asked)
         groups = [group for groups in found.values() for group in groups]
-        return DeadGroups(sorted(groups, key=lambda group: -group.count), notes)
+        return DeadGroups(sorted(groups, key=lambda group: -group.count), _notes(troubles))
 
     # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,17 +167,21 @@ class Desk:
 
 async def _all_of(
     asked: Mapping[LaneName, Callable[[], Awaitable[Answer]]],
-) -> tuple[dict[LaneName, Answer], tuple[str, ...]]:
-    """What each lane answers, all asked at once; a lane that cannot answer leaves a note."""
+) -> tuple[dict[LaneName, Answer], dict[LaneName, str]]:
+    """What each lane answers, all asked at once; of a lane that cannot answer, why."""
     answers = await asyncio.gather(*(_patiently(one) for one in asked.values()))
     found: dict[LaneName, Answer] = {}
-    notes = []
+    troubles: dict[LaneName, str] = {}
     for name, (answer, trouble) in zip(asked, answers, strict=True):
         if trouble is not None:
-            notes.append(f"{name} is left out: {trouble}")
+            troubles[name] = trouble
         elif answer is not None:
             found[name] = answer
-    return found, tuple(notes)
+    return found, troubles
+
+
+def _notes(troubles: Mapping[LaneName, str]) -> tuple[str, ...]:
+    return tuple(f"{name} is left out: {trouble}" for name, trouble in troubles.items())
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer | None, str | None]:

@@ -115,7 +115,7 @@ class Signs(Struct, frozen=True):
     targets: Sequence[TargetTrouble] = ()
     #: None: nobody knows who works.
     hands: Sequence[Hand] | None = None
-    #: Lanes that somebody has paused, with who it was.
+    #: Lanes that somebody has paused, with who it was, and why.
     paused: Mapping[str, str] = {}
     queues: Sequence[QueueDepth] = ()
     keeps_everything: bool = False

@@ -317,7 +317,7 @@ class _Reading:
             raise _no_value(term)
         for value in values:
             if term.field == "lane":
-                self._lists["lanes"].append(self._known(term, _lane(value), LANES, "lane"))
+                self._lists["lanes"].append(self._known(term, lane_called(value), LANES, "lane"))
             elif value in PHASES:
                 self._lists["phases"].append(value)
             else:
@@ -351,7 +351,7 @@ class _Reading:
             raise _wrong(term, "`until:` is before `since:`, so there can be nothing")
 
 
-def _lane(value: str) -> str:
+def lane_called(value: str) -> str:
     """By the name that it goes by among people, too."""
     return _CALLED.get(value.lower(), value)
 
@@ -531,7 +531,7 @@ def toggled(line: str, field: str, value: str) -> str:
         values = list(filter(None, term.value.split(","))) if field in {"status", "lane"} else [term.value]
         if field not in {"status", "lane"}:
             return _without(line, term) if value in values else _put(line, term, field, value)
-        named = [_lane(one) if field == "lane" else one for one in values]
+        named = [lane_called(one) if field == "lane" else one for one in values]
         values = [one for one in named if one != value] if value in named else [*values, value]
         return _put(line, term, field, ",".join(values)) if values else _without(line, term)
     return f"{line.strip()} {field}:{_written(value)}".strip()

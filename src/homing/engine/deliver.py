@@ -224,7 +224,7 @@ class Deliverer:
         """Finish what has begun, within the grace time; give back everything else, uncharged."""
         deadline = self._monotonic() + grace
         await self.give_back_waiting()
-        await self._finish(deadline)
+        await self._finish(deadline, at_once=not grace)
         late = [f for f in self._flights.values() if f.settlement is None]
         for flight in late:
             self._withdraw(flight)
@@ -241,14 +241,18 @@ class Deliverer:
         self._waiting.clear()
         await self._release(waiting)
 
-    async def _finish(self, deadline: float) -> None:
+    async def _finish(self, deadline: float, *, at_once: bool) -> None:
         try:
             async with asyncio.timeout(max(0.0, deadline - self._monotonic())):
                 while self._runners:
                     await asyncio.wait(self._runners)
                 await self._settler.drained()
         except TimeoutError:
-            self._telemetry.log.warning("drain.grace_over", lane=self.lane.name, in_flight=len(self._flights))
+            log, facts = self._telemetry.log, {"lane": self.lane.name, "in_flight": len(self._flights)}
+            if at_once:
+                log.warning("drain.stopped_now", **facts)
+            else:
+                log.warning("drain.grace_over", **facts)
 
     async def _release(self, flights: Sequence[Flight]) -> None:
         if flights:

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from litestar import Litestar, Request
+from litestar import Litestar, Request, Response
 from litestar.datastructures import Headers
 from litestar.exceptions import NotAuthorizedException, TooManyRequestsException
 from litestar.handlers import HTTPRouteHandler
@@ -39,7 +39,7 @@ from homing.errors import Forbidden, PayloadTooLarge
 from homing.http.asking import AnyRequest, address_of
 from homing.http.guard import READING, Site, refuse_foreign
 from homing.http.json_depth import require_shallow
-from homing.http.login import CSRF_FIELD, login_page
+from homing.http.login import CSRF_FIELD, ended_page, login_page
 from homing.http.pages.shell import LARGEST_FORM, wants_page
 
 #: Routes that need no key: the short list. What stands beside them is why.
@@ -160,13 +160,20 @@ class AccessMiddleware(ASGIMiddleware):
         principal = await self._principal(request, headers, route)
         if principal is not None:
             await self._serve(_Visit(request, headers, route, principal), next_app, send)
-        elif request.method == "GET" and wants_page(request):
-            page = login_page(request, _asked_for(request), status_code=401)
+        elif wants_page(request):
+            page = self._login(request)
             await page.to_asgi_response(app=None, request=request)(scope, receive, send)
         else:
             raise _unauthorized(
                 "a key is needed: Authorization: Bearer hom_…; `homing keys create` makes one"
             )
+
+    def _login(self, request: AnyRequest) -> Response[str]:
+        """Afterwards one is where one wanted to go; of a form, on the page that it was on."""
+        if request.method in READING:
+            return login_page(request, _asked_for(request), status_code=401)
+        refuse_foreign(request.method, request.headers)
+        return ended_page(request, self.site)
 
     def _route(self, handler: Any) -> _Route:
         known = self._routes.get(handler)

@@ -66,6 +66,13 @@ class Site(Struct, frozen=True):
         if not said or not all(said):
             raise Forbidden("only a page of this site may do this")
 
+    def came_from(self, request: AnyRequest) -> str:
+        """The page of ours that a form was on, with its query; nothing where the browser does not say."""
+        scheme, _, rest = request.headers.get("referer", "").partition("://")
+        place, _, path = rest.partition("/")
+        is_ours = self._is_our_origin(request, f"{scheme}://{place}")
+        return f"/{path.partition('#')[0]}" if is_ours else ""
+
     def _is_our_origin(self, request: AnyRequest, origin: str) -> bool:
         scheme, _, place = origin.partition("://")
         if scheme != ("https" if self.is_secure(request) else "http"):

@@ -15,7 +15,7 @@ from homing.access.principal import Principal
 from homing.errors import Forbidden
 from homing.http.asking import AnyRequest, address_of
 from homing.http.guard import Site, hostname
-from homing.http.pages.shell import own_path, read_form, render
+from homing.http.pages.shell import form_page, own_path, read_form, render
 from homing.settings import is_loopback
 
 CSRF_FIELD = "csrf"
@@ -29,6 +29,9 @@ _HEADERS = {
 }
 _LONGEST_NAME = 200
 _WRONG = "This name and password do not belong together."
+_ENDED = (
+    "Your session has ended. Nothing was done, and what you typed is not kept: log in, and send it again."
+)
 
 
 class LoginPages(Controller):
@@ -104,6 +107,12 @@ def login_page(
         name=name[:_LONGEST_NAME],
         next=own_path(next),
     )
+
+
+def ended_page(request: AnyRequest, site: Site) -> Response[str]:
+    """For a form whose session is over: what it wanted is not done, also not after the login."""
+    page = form_page(request, own_path(site.came_from(request)))
+    return login_page(request, page, _ENDED, status_code=401)
 
 
 def _require_privacy(site: Site, request: AnyRequest) -> None:

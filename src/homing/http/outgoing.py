@@ -19,7 +19,8 @@ _CARRIED: tuple[tuple[bytes, bytes], ...] = (
         ),
     ),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    # To nobody else; but whoever has to log in for a form comes back to the page that it was on.
+    (b"referrer-policy", b"same-origin"),
     # Whoever sits down at this browser next must not go back to what was shown; a program asks anew.
     (b"cache-control", b"no-store"),
 )

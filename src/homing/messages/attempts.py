@@ -72,7 +72,10 @@ def last_claim(row: Row, kept: Sequence[Row], failures: int) -> Step | None:
         return Step(claimed, "lost", "Lost with its worker", unknown=True)
     if row["defer_count"]:
         return Step(claimed, "deferred", "Deferred", error_class=code, error=told)
-    return Step(claimed, "claimed", "Claimed, and given back")
+    # Whether its attempt had begun is not kept: a worker that is told to stop at once breaks it off.
+    return Step(
+        claimed, "claimed", "Given back by a worker that was stopped; what had begun may have arrived"
+    )
 
 
 def tells_of(kept: Sequence[Row], attempted: datetime) -> bool:

@@ -17,7 +17,7 @@ from homing.messages.model import DeadGroup
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
 from homing.parts.operations import Operations
-from homing.workers.model import WorkerView
+from homing.workers.model import Pause, WorkerView
 
 
 class Figures:
@@ -106,7 +106,7 @@ class Figures:
     async def _paused(self) -> dict[str, str]:
         """By lane: one whose stage is paused does not come to its end either."""
         pauses = await self._operations.fleet.pauses()
-        return {pause.name.partition(":")[0]: pause.asked_by for pause in pauses if pause.scope == "lane"}
+        return {pause.name.partition(":")[0]: _asked(pause) for pause in pauses if pause.scope == "lane"}
 
     async def _queues(self) -> list[QueueDepth]:
         """Not those of dead letters: they wait for a person."""
@@ -127,7 +127,9 @@ class Figures:
 
 
 def _paused(worker: WorkerView) -> str | None:
-    pause = worker.pause
-    if pause is None:
-        return None
-    return f"by {pause.asked_by}{f': {pause.reason}' if pause.reason else ''}"
+    return f"by {_asked(worker.pause)}" if worker.pause is not None else None
+
+
+def _asked(pause: Pause) -> str:
+    """Who paused it, and why."""
+    return f"{pause.asked_by}: {pause.reason}" if pause.reason else pause.asked_by

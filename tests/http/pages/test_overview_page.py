@@ -103,6 +103,19 @@ async def test_figures_that_take_their_time_are_not_waited_for(
         await until(lambda: is_told(viewer, 'id="webhooks-title"'))
 
 
+async def test_of_many_webhooks_that_need_a_person_a_few_are_named(
+    door: Door, jobs: JobBench, sink: HttpSink
+) -> None:
+    await jobs.create(f"{sink.url}/gone", 7)
+    await jobs.run_batch()
+    async with visiting(door, "viewer") as viewer:
+        await until(lambda: is_told(viewer, 'id="needing-title"'))
+        page = await viewer.read("/")
+        named = page[page.index('id="needing-title"') : page.index('id="needing-more"')]
+        assert len(re.findall(r'<th scope="row"><a href="/messages/', named)) == 5
+        assert '<a href="/dead">dead letters</a>' in page[page.index('id="needing-more"') :]
+
+
 async def is_told(viewer: Visitor, text: str) -> bool:
     return text in await viewer.read("/")
 
@@ -134,6 +147,8 @@ async def test_a_group_of_dead_letters_is_requeued_as_a_whole(
         page = await operator.read(place)
         assert 'data-over="yes"' in page
         assert f"{place}/cancel" not in forms_of(page)
+        changed = page[page.index('id="changed-title"') :]
+        assert [text_of(id) for id in dead if f'href="/messages/{text_of(id)}"' not in changed] == []
         assert await jobs.states(dead) == ["PENDING"] * 3
         assert f'<a href="{place}">Requeue #' in await operator.read("/bulk")
         assert await operator.done(f"{place}/cancel") == "It was over already."
@@ -160,6 +175,7 @@ async def test_a_run_that_nobody_has_begun_can_be_stopped(door: Door, jobs: JobB
         page = await operator.read(place)
         assert f'data-topic="/events?topic=bulk&amp;id={place.rpartition("/")[2]}"' in page
         assert f"{place}/cancel" in forms_of(page)
+        assert "data-confirm" not in page, "while it asked the run would go on"
         assert await operator.done(f"{place}/cancel") == "It stops after the batch that is under way."
         async with running_bulk(door):
             await until(lambda: is_over(door, int(place.rpartition("/")[2])))

@@ -129,7 +129,8 @@ async def test_limits_pauses_and_tests_of_a_target(door: Door, admin: Visitor) -
     named = {"target": TARGET, "credentials": ""}
     sent = {**named, "max_concurrency": "20000", "rate_per_second": "7"}
     page = await admin.refused("/targets/limits", **sent)
-    require_kept(page, "/targets/limits", "max_concurrency", "10,000", sent)
+    require_kept(page, "/targets/limits", "max_concurrency", "At once: write a number", sent)
+    assert "null" not in page
     sent = {**named, "max_concurrency": "3", "rate_per_second": "<b>"}
     page = (await admin.send("/targets/limits", sent)).text
     assert "<b>" not in page
@@ -160,6 +161,9 @@ async def test_new_credentials_but_never_their_token(door: Door, admin: Visitor)
         "/credentials/create", **sent | {"name": "shop"}, bearer_token="canary tok\u00e9n"
     )
     require_kept(page, "/credentials/create", "bearer_token", "visible ASCII", sent | {"name": "shop"})
+    assert "bearerToken" not in page
+    page = await admin.refused("/credentials/create", **sent | {"name": " "}, bearer_token="canary-token")
+    require_kept(page, "/credentials/create", "name", "write a name", sent | {"name": " "})
     assert "canary" not in page
     assert len(await door.homing.credentials.page()) == before
 
@@ -230,12 +234,12 @@ ROUTER = {
 async def test_the_configuration_of_the_router(door: Door, admin: Visitor) -> None:
     closer = {"queue_a_1": "others", "queue_c_1": "2"}
     for wrong, field, why in (
-        ({"pool_b_0": "many"}, "pool_b_0", "processingPools[0].concurrency: write a number"),
-        ({"pool_b_0": ""}, "pool_b_0", "processingPools[0].concurrency: must be at least 1"),
-        ({"pool_c_0": "0"}, "pool_c_0", "processingPools[0].rateLimitPerMinute: must be at least 1"),
-        ({"queue_b_0": "x" * 256}, "queue_b_0", "queues[0].queueName: must have at most 255"),
-        ({"queue_c_4": "99"}, "queue_c_1", "queues[1].connections: must be at most 50"),
-        ({"queue_a_4": "has a space"}, "queue_a_1", "queues[1].queueUri: must have no spaces"),
+        ({"pool_b_0": "many"}, "pool_b_0", "Pool 1, at once: write a number"),
+        ({"pool_b_0": ""}, "pool_b_0", "Pool 1, at once: must be at least 1"),
+        ({"pool_c_0": "0"}, "pool_c_0", "Pool 1, a minute: must be at least 1"),
+        ({"queue_b_0": "x" * 256}, "queue_b_0", "Queue 1, called: must have at most 255"),
+        ({"queue_c_4": "99"}, "queue_c_1", "Queue 2, connections: must be at most 50"),
+        ({"queue_a_4": "has a space"}, "queue_a_1", "Queue 2, name or URL: must have no spaces"),
         ({"queue_a_4": "orders"}, "queue_a_0", "orders is given 2 times"),
         ({"connections": "99"}, "connections", "must be at most 50"),
     ):

@@ -122,6 +122,17 @@ async def test_a_test_is_offered_without_what_is_secret_in_the_url_of_a_job(
     assert "which is not shown: write it yourself" in page
 
 
+async def test_a_pause_tells_who_asked_for_it_also_by_the_api(
+    door: Door, operator: Visitor, sink: HttpSink
+) -> None:
+    key, told = await door.key("jobs:operate"), {"targetUrl": sink.url, "reason": "call the partner"}
+    assert (await door.ask("POST", "/api/dispatch/targets/pause", key, json=told)).status_code == 200
+    page = await operator.read("/targets/one", target=sink.url)
+    assert re.search(r"until it is resumed: call the partner\. By test, <time ", page)
+    await operator.done("/targets/resume", target=sink.url)
+    assert "By test" not in await operator.read("/targets/one", target=sink.url)
+
+
 async def test_one_target_is_paused_limited_and_resumed(
     door: Door, jobs: JobBench, operator: Visitor, sink: HttpSink
 ) -> None:
@@ -131,6 +142,7 @@ async def test_one_target_is_paused_limited_and_resumed(
     assert told.startswith("Paused")
     page = await operator.read("/targets/one", target=sink.url)
     assert "maintenance &lt;b&gt;" in page
+    assert re.search(r"maintenance &lt;b&gt;\. By user:operator, <time [^>]+>[^<]+</time>\.", page)
     assert "Resume</button>" in page
     await jobs.run_batch()
     assert not sink.requests

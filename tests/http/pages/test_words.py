@@ -43,6 +43,24 @@ async def test_only_what_can_be_done_with_all_that_match_is_offered(operator: Vi
     assert "query:" not in page
 
 
+def lit(page: str) -> list[str]:
+    return re.findall(r'<a class="chip on[^>]*>([^<]+)', page)
+
+
+async def test_a_lane_by_the_name_that_people_have_for_it_lights_its_chip(operator: Visitor) -> None:
+    assert lit(await operator.read("/messages", q="lane:mails")) == ["Mails"]
+    assert lit(await operator.read("/messages", q="lane:webhooks,mail_outbox")) == ["Mails", "Webhooks"]
+    assert lit(await operator.read("/messages", q="lane:mails to:x")) == ["Mails", "to:x"]
+
+
+async def test_every_page_that_a_key_opens_is_in_the_list_of_keys(door: Door) -> None:
+    script = (await door.client.get("/static/desk.js")).text
+    places, listed = script[script.index("const places") :].split("const help = [", 1)
+    letters = re.findall(r"(\w): \"/", places)
+    assert len(letters) > 10
+    assert set(re.findall(r'"g (\w)"', listed)) == set(letters)
+
+
 async def test_a_wrong_password_leaves_the_name_and_is_no_login(door: Door, operator: Visitor) -> None:
     form = {"name": "viewer", "password": f"{PASSWORD}!", "next": "/dead"}
     answer = await door.client.post("/login", data=form, headers=OWN)

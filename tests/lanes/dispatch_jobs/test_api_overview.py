@@ -185,6 +185,8 @@ async def test_limits_that_somebody_has_changed_are_not_written_over(api: ApiBen
     for wrong in ("", "7", "7/1.2.3", "999999/-", "7/nan"):
         answer = await put(wrong)
         assert (answer.status_code, answer.json()["error"]["details"]) == (400, {"field": "limitsVersion"})
+        assert answer.json()["error"]["message"].endswith("it is that of the target as it was read")
+        assert "regex" not in answer.text
 
 
 async def test_credentials_make_a_target_of_its_own(api: ApiBench) -> None:

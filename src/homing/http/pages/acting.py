@@ -25,6 +25,14 @@ class Acted(Struct, frozen=True):
     done: int
     #: Are not there, or in no state for it.
     left: int
+    #: What would be, in the words of the lanes.
+    states: tuple[str, ...] = ()
+
+    @property
+    def why_not(self) -> str:
+        if not self.states:
+            return "there are no such messages, or none that this can be done with"
+        return f"this needs one that is {' or '.join(self.states)}"
 
 
 def verb_of(text: str) -> Verb:
@@ -53,7 +61,8 @@ async def act(desk: Desk, audit: AuditLog, request: AnyRequest, verb: Verb, ids:
     for lane, numbers in chosen.values():
         done += len(await lane.act(verb, numbers))
     await audit.write(_entry(request, verb, ids, "done" if done else "refused", done))
-    return Acted(done, len(ids) - done)
+    states = (state for lane, _ in chosen.values() for state in lane.from_states.get(verb, ()))
+    return Acted(done, len(ids) - done, tuple(dict.fromkeys(states)))
 
 
 def _by_lane(desk: Desk, ids: Sequence[str]) -> dict[LaneName, tuple[LaneDesk, list[int]]]:

@@ -14,7 +14,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery
 from litestar.response import Stream
 from msgspec import Struct
-from msgspec.structs import replace
 
 from homing.access.api import AuditEntry, shown
 from homing.access.audit import AuditFilter, AuditFound, AuditLog, Outcome
@@ -185,8 +184,7 @@ class AuditPages(Controller):
 
 async def _wanted(audit: AuditLog, asked: _Asked, now: datetime) -> AuditFilter:
     """A name is enough, as the table shows it; raises `InvalidRequest`."""
-    wanted = asked.filter(now)
-    return wanted if wanted.who is None else replace(wanted, who=await audit.whole_name(wanted.who))
+    return await audit.meant(asked.filter(now))
 
 
 def _since(text: str, now: datetime) -> datetime | None:

@@ -10,6 +10,7 @@ from litestar.params import FromPath, FromQuery
 
 from homing.access.principal import Principal
 from homing.desk.bulk import BulkRun, BulkRuns, Counted
+from homing.desk.bulk_changed import newest_changed
 from homing.errors import Forbidden, HomingError, InvalidRequest
 from homing.http.asking import AnyRequest, asker_of, who_of
 from homing.http.live import Piece
@@ -17,9 +18,11 @@ from homing.http.numbers import page_before, row_id
 from homing.http.pages.acting import verb_of
 from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent
 from homing.http.pages.shell import PAGE, VERB_NAMES, gone_to, link, read_form, render
-from homing.messages.model import Verb
+from homing.messages.model import Summary, Verb
 
 _LISTED = 30
+#: Of the messages that a run has changed.
+_SHOWN = 20
 #: The page has but one field that a mistake can be about.
 _PLAN = Form("/bulk/new", about="q")
 #: Which lanes it touches is known when the line is read; a run asks for their scopes, and is written down.
@@ -71,7 +74,8 @@ class BulkPages(Controller):
         user: Principal = request.user
         run = await bulk_runs.readable(row_id(id), user.may)
         may = all(user.may(f"{bulk_runs.lanes[name].scope}:operate") for name in run.lanes)
-        return render(request, "bulk_run.html", run=run, may_cancel=may and not run.is_over)
+        changed = await _changed(bulk_runs, run)
+        return render(request, "bulk_run.html", run=run, changed=changed, may_cancel=may and not run.is_over)
 
     @post("/bulk/{id:int}/cancel", status_code=303, media_type=MediaType.HTML, opt=_ACT)
     async def cancel(
@@ -99,4 +103,13 @@ def _plan_page(
 async def run_pieces(bulk_runs: BulkRuns, id: int, may: Callable[[str], bool]) -> list[Piece]:
     """The progress of a run, for those who watch it."""
     run: BulkRun = await bulk_runs.readable(row_id(id), may)
-    return [Piece("progress", "bulk_progress.html", {"run": run})]
+    changed = await _changed(bulk_runs, run)
+    return [
+        Piece("progress", "bulk_progress.html", {"run": run}),
+        Piece("changed", "bulk_changed.html", {"run": run, "changed": changed}),
+    ]
+
+
+async def _changed(bulk_runs: BulkRuns, run: BulkRun) -> list[Summary]:
+    """While it goes on they would be others with each look."""
+    return await newest_changed(bulk_runs, run, limit=_SHOWN) if run.is_over and run.done else []

@@ -9,6 +9,7 @@ from litestar import Controller, MediaType, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from homing.access.desk import Access
 from homing.db import Row, instant
@@ -64,12 +65,15 @@ class CredentialPages(Controller):
         name = form.get("name", "").strip() or None
 
         async def create() -> Issued:
+            if name is None:
+                raise InvalidRequest("write a name: it is how people tell credentials apart", "name")
             return await credentials.create(_order(name, form))
 
         deed = Deed("dispatch.credentials.create", name)
         done = await tried(request, access, deed, create, result=_told)
         if isinstance(done, Refused):
-            return await _page_of_all(request, credentials, sent=_CREATE.sent(form, done))
+            refused = replace(done, text=done.text.replace("bearerToken", "the bearer token"))
+            return await _page_of_all(request, credentials, sent=_CREATE.sent(form, refused))
         return _issued(request, credentials, done, "Made. These secrets are shown this once.")
 
     @post("/rotate", status_code=200, media_type=MediaType.HTML, opt=_ADMINISTERS)

@@ -86,7 +86,7 @@ class MessagePage(Controller):
             raise NotFound(f"there is no message {id[:60]}")
         acted = await act(desk, access.audit, request, chosen, [id])
         if not acted.done:
-            raise NotAllowed(f"{id[:60]} cannot be {DONE[chosen]}: it is gone, or in no state for it")
+            raise NotAllowed(f"{id[:60]} cannot be {DONE[chosen]}: {acted.why_not}")
         return gone_to(f"/messages/{quote(id, safe='')}", f"{id} is {DONE[chosen]}.")
 
 

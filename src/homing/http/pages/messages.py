@@ -88,7 +88,7 @@ class MessageList(Controller):
         if not ids:
             return gone_to(back, "Nothing was selected.", is_good=False)
         acted = await act(desk, access.audit, request, verb, ids)
-        left = f" {acted.left:,} could not be: they are in no state for it." if acted.left else ""
+        left = f" {acted.left:,} could not be: {acted.why_not}." if acted.left else ""
         return gone_to(back, f"{acted.done:,} {DONE[verb]}.{left}", is_good=acted.done > 0)
 
 
@@ -102,7 +102,7 @@ def _for_all(runs: BulkRuns, wanted: Wanted | query.Mistake, verbs: Sequence[Ver
 def filters(line: str) -> Filters:
     """The chips over the list. Each is a link, so that the address always says what is shown."""
     chips = query.chips(line)
-    on = {(chip.field, value) for chip in chips for value in chip.value.split(",")}
+    on = {(chip.field, value) for chip in chips for value in _values(chip)}
     return Filters(
         tuple(_choice(line, "status", phase, phase, on) for phase in PHASES),
         tuple(_choice(line, "lane", lane, LANE_NAMES[lane], on) for lane in LANES),
@@ -122,7 +122,13 @@ def _choice(line: str, field: str, value: str, label: str, on: set[tuple[str, st
 def _is_choice(chip: query.Chip) -> bool:
     """Whether the chips for phases and lanes tell it already."""
     known: tuple[str, ...] = {"status": PHASES, "lane": LANES}.get(chip.field, ())
-    return all(value in known for value in chip.value.split(","))
+    return all(value in known for value in _values(chip))
+
+
+def _values(chip: query.Chip) -> list[str]:
+    """A lane goes by several names."""
+    values = chip.value.split(",")
+    return [query.lane_called(value) for value in values] if chip.field == "lane" else values
 
 
 async def message_pieces(desk: Desk, line: str, may: Callable[[str], bool]) -> list[Piece]:

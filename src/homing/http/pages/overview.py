@@ -26,6 +26,8 @@ from homing.messages.model import Wanted
 from homing.senders.caught_mail import Shelf
 
 _LATEST_CAUGHT = 5
+#: Webhooks that are named one by one: on a phone each takes a fifth of the screen.
+_NEEDING = 5
 #: Seconds that the page waits for figures that take their time.
 _PATIENCE = 0.1
 #: What the charts can show, in hours.
@@ -61,6 +63,7 @@ class OverviewPage(Controller):
             caught=[listed_mail(row) for row in caught],
             asked=asked,
             shown_url=shown_url,
+            needing=_NEEDING,
         )
 
 

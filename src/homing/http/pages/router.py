@@ -41,6 +41,13 @@ _FIELDS: Mapping[str, str] = {
     "concurrency": "pool_b",
     "rateLimitPerMinute": "pool_c",
 }
+#: The same, as the page calls them.
+_LABELS: Mapping[str, str] = {
+    "queueUri": "name or URL",
+    "queueName": "called",
+    "concurrency": "at once",
+    "rateLimitPerMinute": "a minute",
+}
 _BY_LINES = Form("/router", {"queues": "queue_a_0", "processingPools": "pool_a_0"})
 _AS_JSON = Form("/router", about="config")
 _QUICKER = "Somebody has changed it since you opened this page. What stands below is yours; above is theirs."
@@ -175,7 +182,14 @@ def _sent(form: Mapping[str, str], refused: Refused) -> Sent:
     """What is wrong in JSON is wrong in its one field."""
     if "config" in form:
         return _AS_JSON.sent(form, Refused(refused.text))
-    return _BY_LINES.sent(form, replace(refused, field=_field_of(refused.field)))
+    told = _IN_LINE.sub(_line_of, refused.text, count=1)
+    return _BY_LINES.sent(form, Refused(told, _field_of(refused.field)))
+
+
+def _line_of(place: re.Match[str]) -> str:
+    """`queues[1].queueUri` as people count: queue 2, URI."""
+    kind = "Queue" if place[0].startswith("queues") else "Pool"
+    return f"{kind} {int(place[1]) + 1}, {_LABELS.get(place[2], place[2])}"
 
 
 def _field_of(place: str | None) -> str | None:

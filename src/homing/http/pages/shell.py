@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -160,6 +160,32 @@ def own_path(path: str) -> str:
     """
     is_own = path.startswith("/") and not path.startswith("//")
     return path if is_own and path.isascii() and path.isprintable() and "\\" not in path else "/"
+
+
+def form_page(request: AnyRequest, came_from: str) -> str:
+    """Where a form was that was sent: where it came from, if that can be asked for; otherwise near it.
+
+    A form that was refused is shown at an address which only takes forms.
+    """
+    own, pages = request.url.path, _page_scopes(request.app)
+    place = came_from.partition("?")[0]
+    if place not in {"/", own} and _is_among(pages, place):
+        return came_from
+    if own in pages:
+        return own
+    parts = own.split("/")
+    above = ("/".join(parts[:length]) for length in range(len(parts) - 1, 1, -1))
+    return next((path for path in above if _is_among(pages, path)), "/")
+
+
+def _is_among(pages: Iterable[str], path: str) -> bool:
+    here = path.split("/")
+    known = (page.split("/") for page in pages)
+    return any(len(page) == len(here) and all(map(_fits, page, here)) for page in known)
+
+
+def _fits(part: str, here: str) -> bool:
+    return here != "" if part.startswith("{") else part == here
 
 
 def wants_page(request: AnyRequest) -> bool:

@@ -12,6 +12,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 from msgspec import Struct
 
+from homing.access.api import AuditEntry, shown
+from homing.access.audit import AuditFilter
 from homing.access.desk import Access
 from homing.db import instant
 from homing.errors import InvalidRequest
@@ -50,9 +52,12 @@ _LARGEST_FORM = 64 * 1024
 #: Of a pause; nothing chosen is until somebody ends it.
 _SPANS: Mapping[str, int | None] = {**SPANS, "": None}
 _SHOWN_BODY = 2000
+#: As the audit log names it; and of how many the newest are looked at.
+_PAUSED, _LOOKED_AT = "dispatch.targets.pause", 50
 _SAYS: Mapping[str, str] = {
     "credentialsId": "there are no such credentials; the page Credentials lists those there are"
 }
+_NUMBER = "write a number, or nothing for no limit;"
 _OPEN = Form("/targets/one", {"targetUrl": "target", "credentialsId": "credentials"}, _SAYS, about="target")
 _LIMITS = Form(
     "/targets/limits",
@@ -62,7 +67,12 @@ _LIMITS = Form(
         "a second": "rate_per_second",
         "ratePerSecond": "rate_per_second",
     },
-    _SAYS,
+    # Named as on the page, since what is wrong is told above it, too.
+    {
+        **_SAYS,
+        **dict.fromkeys(("at once", "maxConcurrency"), f"At once: {_NUMBER} it is from 1 to 10,000"),
+        **dict.fromkeys(("a second", "ratePerSecond"), f"A second: {_NUMBER} it is from 0.001 to 100,000"),
+    },
 )
 _PAUSE = Form("/targets/pause", {"seconds": "span"}, _SAYS)
 _TEST = Form("/targets/test", {"targetUrl": "url"}, _SAYS, about="url")
@@ -93,13 +103,14 @@ class TargetPages(Controller):
         request: AnyRequest,
         targets_desk: NamedDependency[TargetDesk],
         target_look: NamedDependency[TargetLook],
+        access: NamedDependency[Access],
         target: FromQuery[str],
         credentials_id: Annotated[str, QueryParameter(name="credentials")] = "",
     ) -> Response[str]:
         """What names no target is asked for again, where it was written."""
         named = _Named(target, credentials_id or None)
         try:
-            return await _page_of(request, targets_desk, target_look, named)
+            return await _page_of(request, access, targets_desk, target_look, named)
         except REFUSALS as error:
             sent = _OPEN.sent({"target": target, "credentials": credentials_id}, refusal(error))
             return await _page_of_all(request, target_look, sent=sent)
@@ -125,7 +136,7 @@ class TargetPages(Controller):
         done = await tried(request, access, Deed("dispatch.targets.limit", named.text, told), limit)
         if isinstance(done, Refused):
             sent = _LIMITS.sent(form, done)
-            return await _page_of(request, targets_desk, target_look, named, sent=sent)
+            return await _page_of(request, access, targets_desk, target_look, named, sent=sent)
         return gone_to(named.path, "The limits hold from now on, over all processes.")
 
     @post("/pause", status_code=303, media_type=MediaType.HTML, opt=_OPERATES)
@@ -144,10 +155,10 @@ class TargetPages(Controller):
             chosen(_SPANS, span, "span")
             return await targets_desk.pause(named.order(PauseRequest, **said))
 
-        done = await tried(request, access, Deed("dispatch.targets.pause", named.text, said), pause)
+        done = await tried(request, access, Deed(_PAUSED, named.text, said), pause)
         if isinstance(done, Refused):
             sent = _PAUSE.sent(form, done)
-            return await _page_of(request, targets_desk, target_look, named, sent=sent)
+            return await _page_of(request, access, targets_desk, target_look, named, sent=sent)
         told = "Paused: it is sent nothing, and its jobs wait without losing attempts."
         return gone_to(named.path, told)
 
@@ -193,8 +204,8 @@ class TargetPages(Controller):
         result = await tried(request, access, Deed("dispatch.targets.validate", named.text), probe)
         if isinstance(result, Refused):
             sent = _TEST.sent(form, result)
-            return await _page_of(request, targets_desk, target_look, named, sent=sent)
-        return await _page_of(request, targets_desk, target_look, named, probe=result, url=url)
+            return await _page_of(request, access, targets_desk, target_look, named, sent=sent)
+        return await _page_of(request, access, targets_desk, target_look, named, probe=result, url=url)
 
 
 class _Named(Struct, frozen=True):
@@ -249,6 +260,7 @@ async def _page_of_all(
 
 async def _page_of(
     request: AnyRequest,
+    access: Access,
     desk: TargetDesk,
     look: TargetLook,
     named: _Named,
@@ -259,12 +271,15 @@ async def _page_of(
 ) -> Response[str]:
     key, view = await desk.show(named.target, named.credentials)
     one, last = LoadedTarget(key, view, await look.load(key)), await look.last_url(key)
-    shown = {**_listed(one), **({} if last is not None or _is_known(one) else _UNKNOWN)}
+    listed = {**_listed(one), **({} if last is not None or _is_known(one) else _UNKNOWN)}
+    paused = await _who_paused(access, view)
     return render(
         request,
         "target.html",
         sent=sent,
-        target=shown,
+        target=listed,
+        paused=paused,
+        paused_at=instant(paused.at) if paused is not None else None,
         results=await look.results(key),
         spans=list(SPANS),
         url=url or (last and last.url) or view.target,
@@ -273,6 +288,22 @@ async def _page_of(
         probe=probe,
         probe_body=(probe.body or "")[:_SHOWN_BODY] if probe is not None else "",
     )
+
+
+async def _who_paused(access: Access, view: TargetView) -> AuditEntry | None:
+    """As the audit log has it; None also of a target that asked for the pause itself."""
+    if view.state != "paused":
+        return None
+    found = await access.audit.search(AuditFilter(action=_PAUSED, outcome="done"), limit=_LOOKED_AT)
+    return next((entry for row in found.rows if _is_its(entry := shown(row), view)), None)
+
+
+def _is_its(entry: AuditEntry, view: TargetView) -> bool:
+    """The API tells the target in the detail, and pages as what it was done to."""
+    detail = entry.detail or {}
+    named = _Named(view.target, view.credentials_id).text
+    by_api = (detail.get("target"), detail.get("credentialsId")) == (view.target, view.credentials_id)
+    return (entry.object == named or by_api) and detail.get("reason") == view.reason
 
 
 def _begun_with(view: TargetView, sent: Sent) -> str:

@@ -249,7 +249,7 @@ if (followed && "EventSource" in window) new Live(followed);
 const places = { o: "/", m: "/messages", d: "/dead", b: "/bulk", t: "/targets", c: "/credentials", s: "/subscriptions", q: "/queues", w: "/workers", r: "/router", l: "/alerts", a: "/audit", k: "/access", h: "/health" };
 const help = [
   ["/", "search"], ["j k", "next and previous row"], ["o Enter", "open it"], ["x", "select it"], ["r", "requeue it, or what is selected"],
-  ["g o", "overview"], ["g m", "messages"], ["g d", "dead letters"], ["g b", "bulk runs"], ["g t", "targets"], ["g w", "workers"], ["g l", "alerts"], ["g a", "audit"], ["g k", "access: keys and users"], ["g h", "health"],
+  ["g o", "overview"], ["g m", "messages"], ["g d", "dead letters"], ["g b", "bulk runs"], ["g t", "targets"], ["g c", "credentials"], ["g s", "subscriptions"], ["g q", "queues"], ["g w", "workers"], ["g r", "router"], ["g l", "alerts"], ["g a", "audit"], ["g k", "access: keys and users"], ["g h", "health"],
   ["?", "this list"],
 ];
 const lines = () => all("tbody tr").filter((row) => find("a[href]", row) && row.offsetParent);

@@ -132,6 +132,8 @@ def _fields(row: Row) -> list[tuple[str, str]]:
 def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Waiting | None) -> list[Step]:
     steps = [Step(summary.created_at, "created", f"Created by {row['source']}")]
     request = _request(row)
+    if row["rescue_count"]:
+        steps.append(_lost(row, summary, attempts))
     steps += [_attempt(attempt, request, row["attempts_before"]) for attempt in attempts]
     tried = readable(row["last_attempt_at"])
     if summary.phase == "running" and tried is not None:
@@ -146,6 +148,18 @@ def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Wait
         due = max(summary.due_at, until or summary.due_at)
         steps.append(Step(due, "waits", "Next attempt" if attempts else "First attempt"))
     return sorted(steps, key=lambda step: step.at)
+
+
+def _lost(row: Row, summary: Summary, attempts: Sequence[Row]) -> Step:
+    """Only how often is kept: a lost worker writes nothing. It stands where the last was at the latest."""
+    changed = readable(row["updated_at"]) or summary.created_at
+    times = row["rescue_count"]
+    title = "Taken from a lost worker" if times == 1 else f"Taken from lost workers, {times} times so far"
+    if summary.due_at == changed:
+        # What is taken away is due at once, and nothing was written since.
+        return Step(changed, "lost", title, unknown=True)
+    last = readable_or_never(attempts[-1]["attempted_at"]) if attempts else changed
+    return Step(last, "lost", f"{title}, before this", unknown=True)
 
 
 def _end(row: Row, summary: Summary, at: datetime) -> Step:
