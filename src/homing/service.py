@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from homing.app import Homing
+from homing.engine.calling_off import call_off
 from homing.engine.prune import Pruner
 from homing.errors import HomingError
 from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
@@ -168,10 +169,7 @@ async def _maintaining(lines: Sequence[Line]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await call_off(*tasks)
 
 
 @asynccontextmanager
@@ -186,9 +184,7 @@ async def _beating(homing: Homing, lanes: Sequence[str], *, api: bool) -> AsyncI
     try:
         yield heartbeat
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await call_off(task)
         await heartbeat.stopped()
 
 
@@ -199,10 +195,7 @@ async def _counting(homing: Homing, *, api: bool) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await call_off(*tasks)
 
 
 async def _kept(homing: Homing, keep: Callable[[], Awaitable[None]]) -> None:
@@ -220,9 +213,7 @@ async def _alerting(homing: Homing) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await call_off(task)
         await watch.leave()
 
 
@@ -236,9 +227,7 @@ async def _pruning(homing: Homing, lanes: Sequence[str]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await call_off(task)
 
 
 @asynccontextmanager

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from homing.brokers.base import Broker, Consumer, Message, Queue
+from homing.engine.calling_off import call_off
 from homing.engine.coalesce import Coalescer
 from homing.telemetry import Telemetry
 
@@ -110,9 +110,7 @@ class Pump:
             while not self._stopping.is_set():
                 await self._turn()
         finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
+            await call_off(keeping)
 
     async def drain(self, grace: float, *, after: Awaitable[None] | None = None) -> None:
         """After `stop`: let the handlers come to their end for `grace` seconds, then give back the rest.

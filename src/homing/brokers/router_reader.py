@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from homing.brokers.base import Broker, Consumer, Message, Queue
+from homing.engine.calling_off import call_off
 from homing.engine.coalesce import Coalescer
 from homing.telemetry import Telemetry
 
@@ -69,9 +70,7 @@ class Reader:
                 await (self._rest() if self._held_up.is_set() else self._unless_held_up(self._guarded_turn()))
             await self._nothing_held.wait()
         finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
+            await call_off(keeping)
             await self._close()
 
     def stop(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from msgspec import Struct
 
+from homing.engine.calling_off import call_off
 from homing.engine.model import Monotonic
 from homing.errors import HomingError
 from homing.telemetry import Telemetry
@@ -93,9 +93,7 @@ class Checkup:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await call_off(self._task)
 
     async def _look(self, examine: Examine) -> None:
         began, found = self._monotonic(), list[TimedFinding]()
