@@ -250,7 +250,7 @@ async def test_the_router_is_changed_by_a_form_and_as_json(door: Door) -> None:
 
 
 WRONG = (
-    ({"pool_b_0": "0"}, "processingPools"),
+    ({"pool_b_0": "0"}, "Pool 1, at once"),
     ({"pool_b_0": "many"}, "write a number"),
     ({"queue_a_0": "has a space"}, "no spaces"),
     ({"pool_a_1": "DISPATCH-POOL"}, "is given 2 times"),
