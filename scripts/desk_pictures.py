@@ -335,7 +335,7 @@ async def take_all(folder: Path, only: str) -> None:
             opened_door(url, **SETTINGS) as door,
             async_playwright() as playwright,
         ):
-            program = find_chromium(Path(home))
+            program = find_chromium()
             if isinstance(program, Missing):
                 raise SystemExit(str(program))
             browser = await playwright.chromium.launch(executable_path=program, args=list(FLAGS))

@@ -24,7 +24,7 @@ from tests.order import begin_with_the_long_ones
 from homing.db import connect
 from homing.db.migrate import load_migrations, migrate
 from homing.testing.components.mongodb import MongoDb, MongoDbServer, shared_mongodb, start_mongodb
-from homing.testing.components.obtain import Missing
+from homing.testing.components.obtain import Missing, find_program
 from homing.testing.components.postgres import Postgres, PostgresServer, shared_postgres, start_postgres
 from homing.testing.components.processes import hold, make_home, wait_until
 from homing.testing.components.rabbitmq import RabbitMqServer, start_rabbitmq
@@ -115,6 +115,12 @@ def require(component: Component | Missing) -> Component:
     if IN_CI:
         pytest.fail(str(component), pytrace=False)
     pytest.skip(str(component))
+
+
+def require_programs(*names: str) -> None:
+    """Obtain programs that a Debian package of their own name brings, as `require` has it."""
+    for name in names:
+        require(find_program(name))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 from tests.conftest import require
 
+from homing.testing.components import postgres
 from homing.testing.components.obtain import Missing
 from homing.testing.components.postgres import (
     OLDEST_VERSION,
@@ -152,6 +153,7 @@ def test_pypi_build_runs_too() -> None:
 
 def test_what_cannot_be_had_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(postgres, "_FOLDERS", ())
     refused = obtain_postgres("packages")
     assert isinstance(refused, Missing)
     assert "no apt-get" in str(refused)

@@ -11,7 +11,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 from tests.browser.seed import ANSWERS, SETTINGS, Seed, Seeded, make_quick
 from tests.browser.tab import Desk
-from tests.conftest import RUN_DIRECTORY, require
+from tests.conftest import require
 from tests.http.door import Door, opened_door, url_with_tables
 
 from homing.doctor import findings
@@ -21,7 +21,7 @@ from homing.testing.http_sink import HttpSink
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(pytestconfig: pytest.Config) -> AsyncIterator[Browser]:
-    program = require(find_chromium(pytestconfig.stash[RUN_DIRECTORY]))
+    program = require(find_chromium())
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         yield opened

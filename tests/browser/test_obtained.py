@@ -15,12 +15,12 @@ def test_an_installed_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program = tmp_path / "chromium-browser"
     program.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_chromium(tmp_path) == program
+    assert find_chromium() == program
 
 
-def test_where_it_cannot_be_had_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_had_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_: None)
-    found = find_chromium(tmp_path)
+    found = find_chromium()
     assert isinstance(found, Missing)
     assert (
         str(found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.conftest import require_programs
 from tests.day.browser import Browser
 from tests.day.machine import Machine, Service, quiet_ports, until
 from tests.day.tutorial import Tutorial
@@ -120,8 +120,7 @@ class Day:
 
 @pytest.fixture
 async def day(tmp_path: Path, postgres_url: str) -> AsyncIterator[Day]:
-    if missing := [tool for tool in ("bash", "curl") if shutil.which(tool) is None]:
-        pytest.skip(f"the page needs {', '.join(missing)}")
+    require_programs("bash", "curl")
     ports = quiet_ports("serve", "work", "partner")
     async with SmtpSink() as relay:
         secrets = {

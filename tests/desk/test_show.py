@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from email import message_from_string
@@ -13,6 +12,7 @@ from email.policy import default
 from pathlib import Path
 
 import pytest
+from tests.conftest import require_programs
 from tests.desk.rows import Bench, bench
 
 from homing.messages.model import Detail, MailParts
@@ -205,14 +205,12 @@ async def test_a_notification_shows_no_address_and_no_token(lanes: Bench) -> Non
 # ── curl ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-TOOLS = ("bash", "curl", "openssl", "base64", "od", "sed", "tr")
 PAYLOAD = """{"it's": "$HOME `id` \\\\ \\"quoted\\" ü"}"""
 
 
 @pytest.mark.parametrize("secret", ["a plain secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
 async def test_the_command_sends_what_a_receiver_verifies(sqlite_url: str, secret: str) -> None:
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        pytest.skip(f"the command needs {', '.join(missing)}")
+    require_programs("bash", "curl", "openssl")
     quoted = PAYLOAD.replace("'", "''")
     async with bench(sqlite_url) as lanes, HttpSink() as sink:
         await lanes.run(
@@ -265,8 +263,7 @@ async def test_the_command_sends_the_payload_and_never_a_file(
     sqlite_url: str, tmp_path: Path, credentials: str
 ) -> None:
     """Payloads, URLs and headers are a producer's, and the command runs on an operator's machine."""
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        pytest.skip(f"the command needs {', '.join(missing)}")
+    require_programs("bash", "curl", "openssl")
     secret = tmp_path / "secret"
     secret.write_text("of the operator")
     async with bench(sqlite_url) as lanes, HttpSink() as sink:

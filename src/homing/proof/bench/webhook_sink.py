@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import IO, Self
 
-from homing.testing.components.obtain import Missing, install_package
+from homing.testing.components.obtain import Missing, find_or_install
 from homing.testing.components.processes import (
     account_for_servers,
     free_port,
@@ -51,10 +51,7 @@ http {{
 
 def find_nginx() -> Path | Missing:
     """The program, installed first where that is possible."""
-    if found := _installed():
-        return found
-    refused = install_package("nginx", "nginx")
-    return refused or _installed() or Missing("nginx", "the package nginx does not bring it")
+    return find_or_install("nginx", "nginx", _installed)
 
 
 def _installed() -> Path | None:

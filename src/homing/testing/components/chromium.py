@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from pathlib import Path
 
-from homing.testing.components.obtain import Missing, install_package
+from homing.testing.components.obtain import Missing, find_or_install
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 #: It talks to nobody but the pages that it is given.
@@ -22,14 +21,9 @@ FLAGS = (
 )
 
 
-def find_chromium(run_directory: Path) -> Path | Missing:
-    """The program, installed first where that is possible, by one process of a test run for all."""
-    with (run_directory / "chromium.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if found := _installed():
-            return found
-        refused = install_package("Chromium", "chromium")
-        return refused or _installed() or Missing("Chromium", "the package chromium does not bring it")
+def find_chromium() -> Path | Missing:
+    """The program, installed first where that is possible."""
+    return find_or_install("Chromium", "chromium", _installed)
 
 
 def _installed() -> Path | None:

