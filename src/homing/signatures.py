@@ -219,7 +219,8 @@ class Verified:
 
 
 _UNIX_TIME = re.compile(r"[0-9]{1,11}")
-_ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{3})?Z")
+#: From Python 3.14 on `fromisoformat` takes 24:00:00 for the next day's midnight.
+_ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?!24)[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{3})?Z")
 # A dot in an id would let somebody move the border between id, timestamp and body.
 _SIGNED_ID = re.compile(r"[!-\-/-~]{1,256}")
 #: Far more than a rotation needs, and few enough that nobody keeps us busy with them.

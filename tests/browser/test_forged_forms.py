@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -86,7 +87,7 @@ def forms(seeded: Seeded) -> Mapping[str, Form]:
 def stored(desk: Desk) -> dict[str, list[Any]]:
     """Everything in the database, but what is written of those who are refused."""
     path = urlsplit(desk.door.homing.settings.database_url).path[1:]
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
             name: sorted(map(repr, database.execute(f"SELECT * FROM {name}")))

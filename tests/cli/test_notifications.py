@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_another_programs_file_is_worked_on_beside_our_own(homing: Homing, tmp_p
     Desk(homing, theirs).do(_fill)
     done = homing("work", "open_events", "--once", **ours, HOMING_MAIL_URL="memory://")
     assert done.returncode == 0, done.stderr
-    with sqlite3.connect(sqlite_path(theirs)) as file:
+    with closing(sqlite3.connect(sqlite_path(theirs))) as file:
         rows = file.execute("SELECT fanout_status FROM open_event_notifications ORDER BY 1").fetchall()
         tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert [word for (word,) in rows] == ["failed", "sent", "sent", "sent", "skipped"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from tests.emails import EmailBench, email_bench
+from tests.plans import assert_only_ours_are_read, measuring, our_batch
+from tests.plans import plan_of as measured
 
 from homing.db.store import SqlStore
 
@@ -64,14 +66,32 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
         plan = await plan_of(lane, lane.emails, "by_message_key", keys=keys)
         assert "email_log_message_key" in plan
         assert not re.search(r"Seq Scan[^{}]*Relation Name[^a-z]+email_log[^_a-z]", plan)
-        batch = json.dumps([{"id": i, "fence": 1, "key": "k"} for i in range(1, 500)])
-        for store, name in (
-            (lane.emails, "claim_these"), (lane.emails, "settle"), (lane.emails, "renew"),
-            (lane.emails, "release"), (lane.due, "settle"), (lane.due, "renew"), (lane.due, "release"),
-        ):  # fmt: skip
-            plan = await plan_of(lane, store, name, batch=batch)
-            assert "Seq Scan" not in plan, name
-            assert "(id = ANY ($" in plan, name
+
+
+#: In the hands of those who send, and of those who publish.
+IN_FLIGHT = """
+UPDATE email_log SET status = '{status}', claim_seq = 1, locked_by = 'someone',
+    locked_until = now() + interval '1 minute' WHERE id % 5 = 0
+"""
+
+
+@pytest.mark.clause("RTY-11", "RTY-02")
+@pytest.mark.parametrize("stage", ["send", "schedule"])
+async def test_postgres_settles_without_a_look_at_what_others_have_in_flight(
+    postgres_url: str, stage: str
+) -> None:
+    async with email_bench(postgres_url) as lane, measuring(postgres_url) as connection:
+        await lane.sql(POSTGRES_ROWS)
+        store: SqlStore[Any] = lane.emails if stage == "send" else lane.due
+        names = ("settle", "renew", "release", *(["claim_these"] if stage == "send" else []))
+        batch = our_batch(ROWS, key="k", status="Sent", charged=1, published=True)
+        given = {**store._parameters, "batch": batch}
+        await assert_only_ours_are_read(
+            connection,
+            "email_log",
+            IN_FLIGHT.format(status="RetryQueued" if stage == "send" else "Failed"),
+            {name: (store._queries[name], given) for name in names},
+        )
 
 
 @pytest.mark.clause("RTY-11")
@@ -80,13 +100,10 @@ async def test_a_claim_touches_a_handful_of_pages(postgres_url: str) -> None:
     async with email_bench(postgres_url) as lane:
         await lane.sql(POSTGRES_ROWS)
         await lane.sql("VACUUM ANALYZE email_log")
-        query = lane.due._queries["preview"]
-        sql = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.sql
-        explained = type(query)("explain", sql, query.parameters, writes=True)
-        (row,) = await lane.homing.database.fetch(explained, {**lane.due._parameters, "limit": 100})
-        plan = json.dumps(str(dict(row)))
-        buffers = max(int(hits) for hits in re.findall(r"Shared Hit Blocks[^0-9]*(\d+)", plan))
-        assert buffers < 3000, "the table alone has more pages than that"
+        async with measuring(postgres_url) as connection:
+            given = {**lane.due._parameters, "limit": 100}
+            plan = await measured(connection, lane.due._queries["preview"], given)
+        assert plan.buffers < 3000, "the table alone has more pages than that"
 
 
 @pytest.mark.clause("RTY-11", "RTY-02")

@@ -14,11 +14,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 from tests.jobs import job_bench
+from tests.plans import A_WRITE, OURS, Connection, Plan, assert_only_ours_are_read, measuring, plan_of
 
-from homing.db import Query, load_queries
+from homing.db import load_queries
 from homing.db.sqlite import _statements
 from homing.proof.bench.jobs_scale import Kind, add_jobs
 
@@ -111,6 +111,8 @@ def parameters(ids: list[int]) -> dict[str, dict[str, Any]]:
     }
 
 
+#: Twenty thousand, everywhere in the table.
+TAKEN = "status = 'COMPLETED' AND position % 5 = 1"
 ALWAYS = {"owner": "me", "lease_seconds": 60.0}
 
 # ── PostgreSQL ───────────────────────────────────────────────────────────────────────────────────
@@ -121,45 +123,13 @@ POSTGRES_VALUES = VALUES.format(
     later="now() + interval '1 day'",
 )
 
-#: Its transactions would keep our own VACUUM from marking pages as visible, and each row would be looked up.
-NO_AUTOVACUUM = """
-DO $$
-DECLARE name regclass;
-BEGIN
-    FOR name IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' LOOP
-        EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = off)', name);
-    END LOOP;
-END $$
-"""
-
-
-class Plan:
-    """What one statement does: the tables that it reads from end to end, and the buffers it touches."""
-
-    def __init__(self, explained: Mapping[str, Any]) -> None:
-        self.buffers: int = explained["Shared Hit Blocks"] + explained["Shared Read Blocks"]
-        self.scanned = {node["Relation Name"] for node in _nodes(explained) if _is_a_long_scan(node)}
-
-
-def _is_a_long_scan(node: Mapping[str, Any]) -> bool:
-    """Of a partition that is still empty there is nothing else to read."""
-    read: float = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
-    return node["Node Type"] == "Seq Scan" and read > 100
-
-
-def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield node
-    for child in node.get("Plans", ()):
-        yield from _nodes(child)
-
 
 class Postgres:
-    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._queries = load_queries("homing.lanes.dispatch_jobs", "postgres")
 
     async def fill(self) -> list[int]:
-        await self._connection.execute(NO_AUTOVACUUM)
         series = f"generate_series(1, {ROWS}) AS n"
         await self._connection.execute(
             f"INSERT INTO dispatch_job ({COLUMNS}) SELECT {POSTGRES_VALUES} FROM {series}"
@@ -175,43 +145,35 @@ class Postgres:
     async def settle_down(self) -> None:
         await self._connection.execute("VACUUM ANALYZE")
 
-    async def plan(self, name: str, given: Mapping[str, Any], *, generic: bool) -> Plan:
-        """Run it, look at what it did, and undo it."""
-        query = self._queries[name]
-        values = [{**ALWAYS, **given}[parameter] for parameter in query.parameters]
-        transaction = self._connection.transaction()
-        await transaction.start()
-        try:
-            text = await (self._explain_generic(query, values) if generic else self._explain(query, values))
-        finally:
-            await transaction.rollback()
-        return Plan(json.loads(text)[0]["Plan"])
-
-    async def _explain(self, query: Query, values: list[Any]) -> Any:
-        explain = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {query.sql}"
-        return await self._connection.fetchval(explain, *values)
-
-    async def _explain_generic(self, query: Query, values: list[Any]) -> Any:
-        await self._connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-        await self._connection.execute(f"PREPARE measured AS {query.sql}")
-        literals = ", ".join(
-            "'" + v.replace("'", "''") + "'" if isinstance(v, str) else str(v) for v in values
-        )
-        call = f"EXECUTE measured({literals})" if values else "EXECUTE measured"
-        text = await self._connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {call}")
-        await self._connection.execute("DEALLOCATE measured")
-        return text
-
     async def all_plans(self, ids: list[int]) -> dict[tuple[str, bool], Plan]:
         return {
-            (name, generic): await self.plan(name, given, generic=generic)
+            (name, generic): await plan_of(
+                self._connection, self._queries[name], {**ALWAYS, **given}, generic=generic
+            )
             for name, given in parameters(ids).items()
             for generic in (False, True)
         }
 
+    async def only_its_own(self) -> None:
+        ids = [
+            row["id"]
+            for row in await self._connection.fetch(
+                f"SELECT id FROM dispatch_job WHERE {TAKEN} AND position % 1000 = 1 ORDER BY id LIMIT {OURS}"
+            )
+        ]
+        given = parameters(ids)
+        await assert_only_ours_are_read(
+            self._connection,
+            "dispatch_job",
+            f"""UPDATE dispatch_job SET status = 'IN_PROGRESS', claim_seq = 1, locked_by = 'someone',
+                lease_expires_at = now() + interval '1 minute' WHERE {TAKEN}""",
+            {
+                name: (self._queries[name], {**ALWAYS, **given[name]})
+                for name in ("settle", "renew", "release")
+            },
+        )
 
-#: Buffers for each row that is written: its page, an entry in each index, and the way down to it.
-A_WRITE = 90
+
 A_LOOK = 12
 MOST_BUFFERS = {
     "due_targets": TARGETS * A_LOOK + 250,
@@ -234,21 +196,18 @@ LARGE = ("dispatch_job", "dispatch_attempt")
 
 @pytest.mark.clause("JOB-21")
 async def test_postgres_reads_by_index_and_what_is_held_back_costs_nothing(postgres_url: str) -> None:
-    async with job_bench(postgres_url):
-        connection = await asyncpg.connect(postgres_url, server_settings={"jit": "off"})
-        try:
-            postgres = Postgres(connection)
-            ids = await postgres.fill()
-            before = await postgres.all_plans(ids)
-            for (name, generic), plan in before.items():
-                assert not [t for t in plan.scanned if t.startswith(LARGE)], (name, generic)
-                assert plan.buffers <= MOST_BUFFERS.get(name, 100 * A_WRITE), (name, generic, plan.buffers)
-            await add_jobs(postgres_url, Kind(0, HELD, "one paused target"))
-            await add_jobs(postgres_url, Kind(0, HELD, "one ordered group"))
-            await postgres.settle_down()
-            after = await postgres.all_plans(ids)
-        finally:
-            await connection.close()
+    async with job_bench(postgres_url), measuring(postgres_url) as connection:
+        postgres = Postgres(connection)
+        ids = await postgres.fill()
+        before = await postgres.all_plans(ids)
+        for (name, generic), plan in before.items():
+            assert not [t for t in plan.scanned if t.startswith(LARGE)], (name, generic)
+            assert plan.buffers <= MOST_BUFFERS.get(name, 100 * A_WRITE), (name, generic, plan.buffers)
+        await add_jobs(postgres_url, Kind(0, HELD, "one paused target"))
+        await add_jobs(postgres_url, Kind(0, HELD, "one ordered group"))
+        await postgres.settle_down()
+        after = await postgres.all_plans(ids)
+        await postgres.only_its_own()
     for key, plan in after.items():
         assert not [table for table in plan.scanned if table.startswith(LARGE)], key
         most = before[key].buffers * 1.5 + 20

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -256,7 +257,7 @@ def test_parsed_queries_run_as_they_are(tmp_path: Path) -> None:
 
 async def test_a_new_file_gets_wal_and_a_file_of_somebody_else_keeps_its_journal(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.db"
-    with sqlite3.connect(theirs) as file:
+    with closing(sqlite3.connect(theirs)) as file:
         file.execute("CREATE TABLE courses (id INTEGER)")
     for path, expected in ((tmp_path / "new.db", "wal"), (theirs, "delete")):
         database = SqliteDatabase(str(path))
@@ -264,7 +265,7 @@ async def test_a_new_file_gets_wal_and_a_file_of_somebody_else_keeps_its_journal
         found = {name: (well, detail) for name, well, detail in await database.findings()}
         assert found["SQLite journal_mode"][0] == (expected == "wal")
         await database.close()
-        with sqlite3.connect(path) as file:
+        with closing(sqlite3.connect(path)) as file:
             assert file.execute("PRAGMA journal_mode").fetchone() == (expected,)
 
 

@@ -263,7 +263,8 @@ class RabbitConsumer:
         session.settle(tags)
         with suppress(*TROUBLE):
             for tag in tags:
-                await session.under.basic_nack(tag, requeue=True, wait=False)
+                # Not a nack: from RabbitMQ 4.3 on that one does not count as a delivery, and so never ends.
+                await session.under.basic_reject(tag, requeue=True, wait=False)
 
     async def _delay(self, messages: Sequence[Message], delay: float) -> None:
         """Moved to a queue in which they wait, and only then acknowledged here."""

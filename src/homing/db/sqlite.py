@@ -129,6 +129,15 @@ def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection
             f"there is no folder {Path(path).parent} to keep {path} in; make it, or set another path"
         )
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
+    try:
+        _set_up(connection, busy_timeout, writes=writes)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up(connection: sqlite3.Connection, busy_timeout: float, *, writes: bool) -> None:
     connection.row_factory = sqlite3.Row
     connection.create_function("iso_julianday", 1, _iso_julianday, deterministic=True)
     _use_wal(connection, time.monotonic() + busy_timeout)
@@ -138,7 +147,6 @@ def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection
     connection.execute("PRAGMA wal_autocheckpoint = 4096")
     if not writes:
         connection.execute("PRAGMA query_only = ON")
-    return connection
 
 
 def _decode(text: bytes) -> str:
