@@ -67,7 +67,7 @@ def test_every_pinned_package_has_hashes_and_the_build_tools_go() -> None:
     gone = re.search(r"uninstall --yes ([a-z -]+)", DOCKERFILE)
     assert gone is not None
     assert set(gone[1].split()) <= set(pinned)
-    assert "--require-hashes" in DOCKERFILE
+    assert "--no-deps --require-hashes" in DOCKERFILE
     assert "--only-binary :all:" in DOCKERFILE
 
 
