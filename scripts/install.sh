@@ -17,6 +17,10 @@ find_python() {
     return 1
 }
 
+has_uv() {
+    uv --version >/dev/null 2>&1
+}
+
 complain() {
     if python=$(find_python pass); then
         echo "$python came without its venv module. On Debian and Ubuntu: apt install python3-venv" >&2
@@ -29,55 +33,65 @@ complain() {
 make_venv() {
     if python=$(find_python 'import ensurepip, venv'); then
         "$python" -m venv --clear .venv
-    elif uv --version >/dev/null 2>&1; then
+    elif has_uv; then
         uv venv --quiet --clear --python '>=3.11' .venv
     else
         complain
     fi
 }
 
-# uv takes two seconds where pip takes twenty, but it may be a dead shim or know another index.
-# Locks are complete, so nothing is resolved: a resolver takes a newer release than the pinned one for the
-# `psycopg[pool]` that a package asks for, and then refuses it, because it has no hash.
-install() {
-    if ! uv --version >/dev/null 2>&1; then
-        with_pip "$@"
-    elif ! uv pip install --quiet --no-deps --python .venv/bin/python "$@"; then
-        echo "uv could not install this, trying pip ..." >&2
-        with_pip "$@"
-    fi
+with_uv() {
+    command=$1
+    shift
+    uv pip "$command" --python .venv/bin/python "$@"
 }
 
+# Isolated, because pip takes what it finds in PYTHONPATH for installed. A .venv that uv made has no pip.
 with_pip() {
-    make_pip
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$@"
+    .venv/bin/python -I -m pip --version >/dev/null 2>&1 || .venv/bin/python -I -m ensurepip >/dev/null
+    .venv/bin/python -I -m pip --disable-pip-version-check "$@"
 }
 
-make_pip() {
-    .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
+# Locks are complete, so nothing is resolved: a resolver takes a newer release than the pinned one for the
+# `psycopg[pool]` that a package asks for, and then refuses it, because it has no hash. The build backend is among
+# the pinned packages, so nothing else is fetched for Homing.
+install() {
+    $installer install --quiet --no-deps --require-hashes -r "$lock" &&
+        $installer install --quiet --no-deps --no-build-isolation -e .
 }
 
-# What nobody resolved may not fit together: a lock that was edited by hand, or made for another Python.
-check() {
-    if uv --version >/dev/null 2>&1; then
-        uv pip check --quiet --python .venv/bin/python
-    else
-        make_pip
-        .venv/bin/python -m pip check --disable-pip-version-check >&2
-    fi
-}
+# Who ends this waits until the installer has ended, or it would write into what the next make begins.
+trap 'exit 1' INT TERM
 
-# make marks a .venv that is finished. One without a mark is made anew, because both installers take a package for
-# installed that they left half unpacked. The Python behind it may be gone as well, as after an upgrade of the system.
-if [ ! -e .venv/.installed ] || ! .venv/bin/python -c '' 2>/dev/null; then
-    make_venv
+# make marks a .venv that is finished, and only such a one is added to: both installers take a package for installed
+# that they left half unpacked. The Python behind it may be gone as well, as after an upgrade of the system.
+kept=no
+if [ -e .venv/.installed ] && .venv/bin/python -c '' 2>/dev/null; then
+    kept=yes
 fi
 rm -f .venv/.installed .venv/.installed-dev
+[ $kept = yes ] || make_venv
 echo "installing $(grep -c '==' "$lock") pinned packages into .venv ..."
-install --require-hashes -r "$lock"
-# The build backend is among the pinned packages, so nothing else is fetched for this.
-install --no-build-isolation -e .
-if ! problems=$(check 2>&1); then
-    printf '%s does not fit together:\n%s\n' "$lock" "$problems" >&2
+
+# uv takes two seconds where pip takes twenty, but it may be a dead shim or know another index. What it leaves half
+# unpacked, pip would take for installed.
+installer=with_pip
+if has_uv; then
+    installer=with_uv
+fi
+if ! install; then
+    [ $installer = with_uv ] || exit 1
+    echo "uv could not install this, trying pip ..." >&2
+    installer=with_pip
+    make_venv
+    install
+fi
+
+# What nobody resolved may not fit together: a lock that was edited by hand, or is not for this Python, or packages
+# that are in .venv and in no lock (any more). An empty .venv tells the last from the others.
+if ! problems=$($installer check 2>&1); then
+    [ $kept = no ] || exec scripts/install.sh "$lock"
+    printf '%s does not fit together, or not on this Python; make lock pins everything anew:\n%s\n' \
+        "$lock" "$problems" >&2
     exit 1
 fi
