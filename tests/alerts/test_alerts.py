@@ -306,7 +306,7 @@ async def test_alert_mails_are_due_since_they_were_made(database_url: str) -> No
         detail = await bench.homing.desk.show(f"outbox_{mail['id']}", may=lambda _: True)
         assert detail is not None
         assert detail.summary.due_at == detail.summary.created_at
-        assert listed(mail)["nextAttemptAt"] == listed(mail)["createdAt"]
+        assert listed(mail).next_attempt_at == listed(mail).created_at
         deliverer = bench.homing.mail.deliverer
         claims = await deliverer.run_batch(1)
         await deliverer.settled(claims)

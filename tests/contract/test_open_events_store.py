@@ -15,7 +15,7 @@ from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn
 from homing.lanes.open_events.lane import transition
 from homing.lanes.open_events.notification import Notification, Terms
 from homing.lanes.open_events.notifications import Notifications
-from homing.lanes.open_events.requeue import RequeueRequest, requeue_ended
+from homing.lanes.open_events.requeue import NotificationRequeueRequest, requeue_ended
 from homing.lanes.open_events.view import listed, notification_number, shown
 
 GONE = Failure("network_error", "gone")
@@ -471,9 +471,11 @@ async def test_requeue_and_cancel(bench: NotificationBench) -> None:
     auth = Failure("unauthorized", "no")
     ends: list[Settlement] = [Bury(GONE), Bury(auth), Discard(Failure("unsubscribed")), Complete()]
     await bench.notifications.settle(list(zip(claims, ends, strict=True)))
-    dry = await requeue_ended(bench.notifications, RequeueRequest(status="failed", code="network_error"))
+    dry = await requeue_ended(
+        bench.notifications, NotificationRequeueRequest(status="failed", code="network_error")
+    )
     assert (dry.matched, dry.requeued, dry.more) == (1, 0, False)
-    wet = RequeueRequest(status="failed", code="network_error", dry_run=False)
+    wet = NotificationRequeueRequest(status="failed", code="network_error", dry_run=False)
     assert (await requeue_ended(bench.notifications, wet)).requeued == 1
     row = await bench.other.row(ids[0])
     assert (row["fanout_status"], row["fanout_attempts"], row["error"]) == ("pending", 0, None)

@@ -9,7 +9,7 @@ import pytest
 from tests.desk.bulk import ANN, BulkBench, bulk_bench
 
 from homing.desk import query
-from homing.lanes.email_log.requeue import RequeueRequest, requeue_dead
+from homing.lanes.email_log.requeue import EmailRequeueRequest, requeue_dead
 from homing.messages.model import Wanted
 
 pytestmark = pytest.mark.clause("RTY-15")
@@ -94,7 +94,7 @@ async def test_a_bulk_run_brings_it_back_only_by_name(
 
 async def test_all_dead_emails_are_requeued_without_it(desk: BulkBench) -> None:
     emails = desk.homing.emails
-    counted = await requeue_dead(emails, RequeueRequest(all=True, dry_run=False))
+    counted = await requeue_dead(emails, EmailRequeueRequest(all=True, dry_run=False))
     assert (counted.matched, await states(desk)) == (1, [BACK, STOPPED])
-    counted = await requeue_dead(emails, RequeueRequest(reason="Cancelled", dry_run=False))
+    counted = await requeue_dead(emails, EmailRequeueRequest(reason="Cancelled", dry_run=False))
     assert (counted.matched, await states(desk)) == (1, [BACK, BACK])

@@ -10,15 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 from litestar import get, post
-from litestar.routes import HTTPRoute
 from tests.http.door import Door, opened_door, url_with_tables
 from tests.outbox import bench
 
 from homing.access.key_text import make_key
 from homing.access.scopes import EVERYTHING, SCOPES
-from homing.http.access import OPEN, AccessMiddleware
+from homing.http.access import OPEN, AccessMiddleware, handlers_of
 from homing.http.app import build_app
 from homing.http.guard import Site
+from homing.http.openapi import shown_path
 from homing.http.server import serving
 from homing.telemetry import Telemetry
 
@@ -40,10 +40,8 @@ async def door(sqlite_url: str) -> AsyncIterator[Door]:
 
 def operations(door: Door) -> Iterator[tuple[str, str, str | None]]:
     """Method, path and scope of everything that the application answers to."""
-    for route in door.app.routes:
-        assert isinstance(route, HTTPRoute)
-        for method, (handler, _) in route.route_handler_map.items():
-            yield method, route.path_format, handler.opt.get("scope")
+    for path, method, handler in handlers_of(door.app):
+        yield method, path, handler.opt.get("scope")
 
 
 # ── every route ──────────────────────────────────────────────────────────────────────────────────
@@ -89,7 +87,9 @@ def including(scope: str) -> set[str]:
 
 
 async def test_the_document_lists_nothing_that_was_not_walked(door: Door) -> None:
-    walked = {(method.lower(), path) for method, path, _ in operations(door)}
+    walked = {
+        (method.lower(), shown_path(path, handler.opt)) for path, method, handler in handlers_of(door.app)
+    }
     document = (await door.ask("GET", "/openapi.json", await door.key("mail:read"))).json()
     told = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert told

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from litestar import Controller, Request, get
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromQuery
 from msgspec import Struct
 
@@ -21,33 +20,6 @@ from homing.errors import InvalidRequest
 _MOST_LISTED = 500
 _LONGEST_WHO = 200
 _LARGEST_ID = 2**63 - 1
-
-
-class ErrorDetail(Struct, frozen=True):
-    code: str
-    message: str
-    details: dict[str, Any]
-
-
-class ErrorReply(Struct, frozen=True):
-    error: ErrorDetail
-
-
-_DESCRIPTIONS = {
-    400: "Something is wrong with the request; the message says what, and how to mend it",
-    401: "A key is needed, and none that counts was given",
-    403: "The key lacks the scope that the message names",
-    404: "There is none with this id",
-    409: "It is in a state in which that cannot be done",
-}
-
-
-def errors(*statuses: int) -> dict[int, ResponseSpec]:
-    """What a route of the desk answers besides what was asked for, for the OpenAPI document."""
-    return {
-        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
-        for status in statuses
-    }
 
 
 class Me(Struct, frozen=True):
@@ -91,7 +63,6 @@ class AccessApi(Controller):
         "/access/me",
         summary="Who asks, and what they may do",
         opt={"scope": "known"},
-        responses=errors(401, 403),
     )
     async def me(self, request: Request[Any, Any, Any]) -> Me:
         who: Principal = request.user
@@ -101,7 +72,6 @@ class AccessApi(Controller):
         "/audit",
         summary="What was done, newest first",
         opt={"scope": "ops"},
-        responses=errors(400, 401, 403),
     )
     async def audit(
         self,

@@ -9,7 +9,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
 
-from homing.access.api import errors
 from homing.alerts.desk import Alerts, AlertView, CauseView
 from homing.db import iso
 from homing.errors import InvalidRequest, NotFound
@@ -62,7 +61,6 @@ class AlertsApi(Controller):
     @get(
         summary="What is wrong, and what people were told of",
         opt={"scope": "ops"},
-        responses=errors(400, 401, 403),
     )
     async def list_alerts(self, alerts: NamedDependency[Alerts], limit: FromQuery[int] = 50) -> AlertPage:
         if not 1 <= limit <= _MOST_LISTED:
@@ -75,7 +73,6 @@ class AlertsApi(Controller):
         summary="Tell nobody of an alert's cause for a while",
         status_code=200,
         opt={"scope": "alerts:operate", "audit_body": ("seconds",), "audit_reply": ("cause",)},
-        responses=errors(400, 401, 403, 404),
     )
     async def silence(
         self,

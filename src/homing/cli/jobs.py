@@ -20,7 +20,7 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 
 if TYPE_CHECKING:
     from homing.app import Homing
-    from homing.lanes.dispatch_jobs.bulk import BulkReply
+    from homing.lanes.dispatch_jobs.bulk import JobBulkReply
     from homing.lanes.dispatch_jobs.filters import Filter
     from homing.lanes.dispatch_jobs.jobs import DispatchJobs
     from homing.lanes.dispatch_jobs.search import Place
@@ -333,24 +333,26 @@ def _state(verb: Verb, text: str) -> str | None:
     return text.upper()
 
 
-def _acted(verb: Verb, settings: Settings, filter: Filter) -> BulkReply:
+def _acted(verb: Verb, settings: Settings, filter: Filter) -> JobBulkReply:
     with _err.status(verb):
         return run_async(_bulk(verb, settings, filter, dry_run=False))
 
 
-async def _bulk(verb: Verb, settings: Settings, filter: Filter, *, dry_run: bool) -> BulkReply:
+async def _bulk(verb: Verb, settings: Settings, filter: Filter, *, dry_run: bool) -> JobBulkReply:
     from homing.app import opened
-    from homing.lanes.dispatch_jobs.bulk import BulkActions, BulkRequest
+    from homing.lanes.dispatch_jobs.bulk import BulkActions, JobBulkRequest
     from homing.lanes.dispatch_jobs.filters import FilterRequest
     from homing.lanes.dispatch_jobs.search import open_search
 
     chosen = {**msgspec.structs.asdict(filter), "metadata": dict(filter.metadata)}
-    request = BulkRequest(filter=FilterRequest(**chosen), all=filter.is_empty, dry_run=dry_run, limit=_MOST)
+    request = JobBulkRequest(
+        filter=FilterRequest(**chosen), all=filter.is_empty, dry_run=dry_run, limit=_MOST
+    )
     async with opened(settings) as homing:
         return await BulkActions(homing.jobs, open_search(homing.jobs))(verb, request)
 
 
-def _matched(count: BulkReply) -> str:
+def _matched(count: JobBulkReply) -> str:
     return f"{'more than ' if count.more else ''}{in_words(count.matched)}"
 
 

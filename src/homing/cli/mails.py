@@ -29,6 +29,7 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 
 if TYPE_CHECKING:
     from homing.app import Homing
+    from homing.lanes.mail_outbox.view import MailSummary, OutboxMail
     from homing.settings import Settings
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -56,12 +57,10 @@ def print_list(
         return
     print_table(_listing(rows) if rows else "no mails")
     if len(rows) == limit:
-        _err.print(f"there may be more: --before {rows[-1]['id']}", style="dim")
+        _err.print(f"there may be more: --before {rows[-1].id}", style="dim")
 
 
-async def _list(
-    settings: Settings, status: str | None, limit: int, before: str | None
-) -> list[dict[str, Any]]:
+async def _list(settings: Settings, status: str | None, limit: int, before: str | None) -> list[MailSummary]:
     from homing.app import opened
     from homing.lanes.mail_outbox.view import listed, row_number
 
@@ -81,13 +80,13 @@ _COLUMNS = (
 )
 
 
-def _listing(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _listing(rows: Sequence[MailSummary]) -> Table:
     return listing(
         _COLUMNS,
         [
             (
-                row["id"], row["status"], str(row["retryCount"]), row["to"],
-                row["subject"] or row["template"] or "", row["nextAttemptAt"], row["lastError"] or "",
+                row.id, row.status, str(row.retry_count), row.to or "",
+                row.subject or row.template or "", row.next_attempt_at or "", row.last_error or "",
             )
             for row in rows
         ],
@@ -99,18 +98,19 @@ def _listing(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def print_one(settings: Settings, id: str, *, json: bool) -> None:
     mail, story = run_async(_look(settings, id))
+    values: dict[str, Any] = msgspec.to_builtins(mail)
     if json:
-        print_json({**mail, **msgspec.to_builtins(story)})
+        print_json({**values, **msgspec.to_builtins(story)})
         return
-    verdicts = mail.pop("recipients")
-    print_table(fields(mail))
+    verdicts = values.pop("recipients")
+    print_table(fields(values))
     if verdicts:
         print_table(verdicts_table(verdicts))
     if (table := story_table(story)) is not None:
         print_table(table)
 
 
-async def _look(settings: Settings, id: str) -> tuple[dict[str, Any], Story]:
+async def _look(settings: Settings, id: str) -> tuple[OutboxMail, Story]:
     from homing.app import opened
     from homing.lanes.mail_outbox.view import row_number, shown
 

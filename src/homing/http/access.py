@@ -79,12 +79,12 @@ _WHY = {
 
 def require_scopes(app: Litestar) -> None:
     """Raise unless every route is in `OPEN` or names a scope that suits it."""
-    for path, method, handler in _handlers(app):
+    for path, method, handler in handlers_of(app):
         if mistake := _mistake(path, method, handler):
             raise RuntimeError(f"{method} {path}: {mistake}")
 
 
-def _handlers(app: Litestar) -> Iterable[tuple[str, str, HTTPRouteHandler]]:
+def handlers_of(app: Litestar) -> Iterable[tuple[str, str, HTTPRouteHandler]]:
     for route in app.routes:
         if not isinstance(route, HTTPRoute):
             raise TypeError(f"{route.path}: only routes of HTTP are guarded")

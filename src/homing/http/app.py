@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from litestar import Litestar, Request, Response, Router, get
 from litestar.config.response_cache import ResponseCacheConfig
@@ -13,21 +13,23 @@ from litestar.datastructures import CacheControlHeader
 from litestar.di import NamedDependency, Provide
 from litestar.exceptions import NotFoundException
 from litestar.handlers import BaseRouteHandler
-from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
+from litestar.openapi.spec import Components, License, SecurityScheme
 from litestar.static_files import create_static_files_router
 from litestar.types import ControllerRouterHandler, Empty
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from homing import __version__
 from homing.errors import HomingError
-from homing.http.access import AccessMiddleware, require_scopes
+from homing.http.access import AccessMiddleware, handlers_of, require_scopes
 from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
 from homing.http.live import Streams
+from homing.http.openapi import DocumentConfig
 from homing.http.outgoing import guard_answer
 from homing.http.traces import keep_trace
+from homing.replies import answers
 from homing.strict_json import decode, require_json
 from homing.telemetry import Telemetry
 
@@ -46,18 +48,42 @@ class StrictRequest(Request[Any, Any, Any]):
         return decode(await self.body(), field.annotation if field else Any)
 
 
-@get("/health/live", tags=["health"], summary="The process answers")
-async def live() -> dict[str, str]:
-    return {"status": "ok"}
+class Healthy(Struct, frozen=True):
+    status: Literal["ok"]
 
 
-@get("/health/ready", tags=["health"], summary="The database answers and has its tables")
-async def ready(check_ready: NamedDependency[Callable[[], Awaitable[None]]]) -> Response[dict[str, str]]:
+class Unavailable(Struct, frozen=True):
+    status: Literal["unavailable"]
+    reason: str
+
+
+@get(
+    "/health/live",
+    tags=["health"],
+    summary="The process answers",
+    opt={"document": ("reads_nothing",)},
+)
+async def live() -> Healthy:
+    return Healthy("ok")
+
+
+@get(
+    "/health/ready",
+    tags=["health"],
+    summary="The database answers and has its tables",
+    responses=answers(
+        (200, Healthy, "It is ready"),
+        (503, Unavailable, "It is not, and why"),
+    ),
+)
+async def ready(
+    check_ready: NamedDependency[Callable[[], Awaitable[None]]],
+) -> Response[Healthy | Unavailable]:
     try:
         await check_ready()
     except HomingError as error:
-        return Response({"status": "unavailable", "reason": str(error)}, status_code=503)
-    return Response({"status": "ok"})
+        return Response(Unavailable("unavailable", str(error)), status_code=503)
+    return Response(Healthy("ok"))
 
 
 @get(
@@ -87,6 +113,7 @@ def build_app(
     Without a `door` nobody is asked for a key: for a test of some routes, or a benchmark of the framework.
     """
     pages = [_static_files()] if static else []
+    document = _document()
     app = Litestar(
         [live, ready, metrics, *routes, *pages],
         dependencies={
@@ -100,27 +127,38 @@ def build_app(
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
         before_send=[guard_answer],
-        openapi_config=OpenAPIConfig(
-            "Homing",
-            __version__,
-            openapi_router=Router(
-                "/openapi.json", route_handlers=[], include_in_schema=False, opt={"scope": "known"}
-            ),
-            render_plugins=[JsonRenderPlugin(path="/")],
-            use_handler_docstrings=True,
-            components=Components(
-                security_schemes={"key": SecurityScheme(type="http", scheme="bearer", bearer_format="hom_…")}
-            ),
-            security=[{}, {"key": []}],
-        ),
+        openapi_config=document,
         signature_types=[Callable, Awaitable, Telemetry],
         logging_config=None,
     )
     if door is not None:
         require_scopes(app)
+    document.routes |= {(path, method.lower()): handler.opt for path, method, handler in handlers_of(app)}
     # Who serves the application ends these before it ends.
     app.state.closing = [given.close for given in dependencies.values() if isinstance(given, Streams)]
     return app
+
+
+def _document() -> DocumentConfig:
+    return DocumentConfig(
+        "Homing",
+        __version__,
+        license=License("Apache License 2.0", identifier="Apache-2.0"),
+        openapi_router=Router(
+            "/openapi.json", route_handlers=[], include_in_schema=False, opt={"scope": "known"}
+        ),
+        render_plugins=[JsonRenderPlugin(path="/")],
+        use_handler_docstrings=True,
+        components=Components(
+            security_schemes={
+                "key": SecurityScheme(type="http", scheme="bearer", bearer_format="hom_…"),
+                "message": SecurityScheme(
+                    type="http", scheme="bearer", description="The `authToken` of a message of the router"
+                ),
+            }
+        ),
+        security=[{}, {"key": []}],
+    )
 
 
 def _of_door(door: AccessMiddleware | None) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta, Struct
 
-from homing.access.api import errors
 from homing.access.principal import Principal
 from homing.desk.bulk import PARTICIPLES, BulkRuns
 from homing.desk.bulk_view import BulkView, CountView, bulk_view, count_view
@@ -19,8 +17,10 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.http.asking import AnyRequest, asker_of, who_of
 from homing.http.numbers import page_before, row_id
 from homing.messages.model import Verb
+from homing.replies import answers, errors
 
 _MOST_LISTED = 100
+_NOT_NOW = errors({409: "The message is in a state in which that cannot be done"})
 
 
 # ── many ─────────────────────────────────────────────────────────────────────────────────────────
@@ -50,10 +50,10 @@ class BulkApi(Controller):
         # Which lanes it touches is known when the line is read. The run writes its own entries.
         opt={"scope": "known", "audit": "own"},
         status_code=202,
-        responses={
-            200: ResponseSpec(CountView, description="With `dryRun`: nothing is changed"),
-            **errors(400, 401, 403),
-        },
+        responses=answers(
+            (200, CountView, "With `dryRun`: nothing is changed"),
+            (202, BulkView, "The run begins"),
+        ),
     )
     async def start(
         self,
@@ -68,7 +68,7 @@ class BulkApi(Controller):
             return Response(count_view(counted), status_code=200)
         return Response(bulk_view(await bulk_runs.start(data.query, data.verb, asker)), status_code=202)
 
-    @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"}, responses=errors(400, 401, 403))
+    @get(summary="Bulk runs, newest first", opt={"scope": "desk:read"})
     async def list(
         self,
         request: AnyRequest,
@@ -88,7 +88,6 @@ class BulkApi(Controller):
         "/{run_id:int}",
         summary="How a bulk run stands",
         opt={"scope": "desk:read"},
-        responses=errors(400, 401, 403, 404),
     )
     async def get(
         self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
@@ -100,7 +99,6 @@ class BulkApi(Controller):
         summary="Stop a bulk run after the batch that is under way",
         opt={"scope": "known", "audit": "own"},
         status_code=200,
-        responses=errors(400, 401, 403, 404),
     )
     async def cancel(
         self, request: AnyRequest, bulk_runs: NamedDependency[BulkRuns], run_id: FromPath[int]
@@ -133,7 +131,7 @@ class MessageActions(Controller):
         "/{message_id:str}/requeue",
         summary="Deliver an ended message again, with all attempts",
         status_code=200,
-        responses=errors(400, 401, 403, 404, 409),
+        responses=_NOT_NOW,
     )
     async def requeue(
         self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]
@@ -144,7 +142,7 @@ class MessageActions(Controller):
         "/{message_id:str}/cancel",
         summary="End a message that waits",
         status_code=200,
-        responses=errors(400, 401, 403, 404, 409),
+        responses=_NOT_NOW,
     )
     async def cancel(
         self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]
@@ -155,7 +153,7 @@ class MessageActions(Controller):
         "/{message_id:str}/send-now",
         summary="Make a message due that waits",
         status_code=200,
-        responses=errors(400, 401, 403, 404, 409),
+        responses=_NOT_NOW,
     )
     async def send_now(
         self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]

@@ -47,7 +47,8 @@ _TITLES = {
     500: "Something went wrong here",
     503: "The database is away",
 }
-#: `/internal/dispatch` knows four codes; everything that is wrong with a request is a 400 there.
+#: This one knows four codes; everything that is wrong with a request is a 400.
+_DISPATCH = "/internal/dispatch"
 _DISPATCH_STATUS = {413: 400, 415: 400, 503: 500}
 _DISPATCH_CODES = {400: "DISPATCH_INVALID_REQUEST", 409: "DISPATCH_CONFLICT", 429: "DISPATCH_RATE_LIMITED"}
 _INTERNAL = "something went wrong here; the log has more"
@@ -67,8 +68,8 @@ class ErrorHandler:
         if status >= 500:
             self._report(request, error)
         code = _CODES.get(status, "INTERNAL_ERROR")
-        if request.url.path == "/internal/dispatch" and status not in {401, 403, 405}:
-            status = _DISPATCH_STATUS.get(status, status)
+        if request.url.path == _DISPATCH and status not in {401, 403, 405}:
+            status = status_at(_DISPATCH, status)
             code = _DISPATCH_CODES.get(status, "DISPATCH_INTERNAL_ERROR")
         if wants_page(request):
             return _page(request, status, _for_people(error, message), _headers(error))
@@ -80,6 +81,11 @@ class ErrorHandler:
             self._telemetry.log.error("http.failed", path=request.url.path, error=str(error))
         else:
             self._telemetry.crashed("http.failed", error, path=request.url.path)
+
+
+def status_at(path: str, status: int) -> int:
+    """What a route answers where others answer that."""
+    return _DISPATCH_STATUS.get(status, status) if path == _DISPATCH else status
 
 
 def _judge(error: Exception, request: Request[Any, Any, Any]) -> tuple[int, str]:

@@ -9,7 +9,6 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
-from homing.access.api import errors
 from homing.desk import query
 from homing.desk.desk import MOST_ROWS, Desk
 from homing.desk.view import MessageDetail, MessagePage, detail_view, page_view
@@ -37,7 +36,6 @@ class MessagesApi(Controller):
         "/",
         summary="Messages of all lanes, newest first, by a query line",
         opt={"scope": "desk:read"},
-        responses=errors(400, 401, 403),
     )
     async def list(
         self,
@@ -56,7 +54,6 @@ class MessagesApi(Controller):
         "/{message_id:str}",
         summary="One message of any lane: timeline, payload, mail, and why it waits",
         opt={"scope": "desk:read"},
-        responses=errors(401, 403, 404),
     )
     async def get(
         self, request: AnyRequest, desk: NamedDependency[Desk], message_id: FromPath[str]

@@ -9,7 +9,6 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from homing.access.api import errors
 from homing.desk.overview import Hours, Overview, OverviewView
 from homing.http.asking import AnyRequest, who_of
 
@@ -24,7 +23,6 @@ class OverviewApi(Controller):
     @get(
         summary="How each lane does, and what needs somebody now",
         opt={"scope": "desk:read"},
-        responses=errors(400, 401, 403),
     )
     async def overview(
         self,

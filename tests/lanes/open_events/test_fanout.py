@@ -278,8 +278,10 @@ async def test_what_one_flip_is_refused_stops_no_other(desk: Desk) -> None:
     await desk.database.run_script(rule + ";")
     flips = [msgspec.Raw(msgspec.json.encode({**OPENED, "indexNumber": index})) for index in "123"]
     answer = await desk.fanout.record_all(flips, NOON)
-    assert [item["verdict"] for item in answer["items"]] == ["opened", "failed", "opened"]
-    assert answer["items"][1]["error"]["code"] == "INTERNAL_ERROR"
+    assert [item.verdict for item in answer.items] == ["opened", "failed", "opened"]
+    failed = answer.items[1].error
+    assert failed
+    assert failed.code == "INTERNAL_ERROR"
     assert "not here" not in str(answer)
     assert await desk.count("open_events") == 2
 

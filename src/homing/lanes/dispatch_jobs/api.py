@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,22 +16,15 @@ from msgspec.structs import replace
 from homing.db import Row
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.dispatch_jobs import bulk, target_desk
-from homing.lanes.dispatch_jobs.bulk import BulkActions, BulkReply, BulkRequest
+from homing.lanes.dispatch_jobs.bulk import BulkActions, JobBulkReply, JobBulkRequest
 from homing.lanes.dispatch_jobs.dead import DeadJobs, DeadLetters
 from homing.lanes.dispatch_jobs.filters import NAMES, Parameters
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.masking import sight_of
 from homing.lanes.dispatch_jobs.mistakes import read
-from homing.lanes.dispatch_jobs.openapi import (
-    LOCATION,
-    BodyOperation,
-    DeadOperation,
-    SearchOperation,
-    TargetsOperation,
-    errors,
-)
+from homing.lanes.dispatch_jobs.openapi import LOCATION, DeadOperation, SearchOperation, TargetsOperation
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules
-from homing.lanes.dispatch_jobs.placing import BatchReply, BatchRequest, JobOrders, Rejection, any_queue
+from homing.lanes.dispatch_jobs.placing import BatchRequest, JobOrders, Rejection, any_queue
 from homing.lanes.dispatch_jobs.search import JobSearch, open_search
 from homing.lanes.dispatch_jobs.statistics import JobStatistics, Statistics
 from homing.lanes.dispatch_jobs.target_desk import (
@@ -49,7 +41,6 @@ from homing.lanes.dispatch_jobs.target_desk import (
 from homing.lanes.dispatch_jobs.tsid import number_of
 from homing.lanes.dispatch_jobs.view import (
     Attempt,
-    ErrorReply,
     JobSummary,
     JobView,
     attempted,
@@ -58,6 +49,7 @@ from homing.lanes.dispatch_jobs.view import (
     listed,
     shown,
 )
+from homing.replies import BatchReply, ErrorReply, answers, errors
 from homing.strict_json import require_json
 from homing.telemetry import Telemetry
 
@@ -81,6 +73,8 @@ _TARGET = {
     "audit_reply": ("target",),
 }
 _PROBE = {**_OWN_BODY, "scope": "jobs:operate", "audit_body": ("credentialsId",)}
+_TOO_LARGE = "The payload is larger than 1 MiB, or the body larger than 16 MiB"
+_NOT_NOW = errors({409: "The job is in a state in which that cannot be done"})
 _PAGING = ("page", "size", "cursor")
 _LONGEST_PAGE = 10_000
 
@@ -122,10 +116,9 @@ class Jobs(Controller):
         status_code=201,
         summary="Create a job",
         opt=_CREATES,
-        operation_class=BodyOperation,
         responses={
-            200: ResponseSpec(JobView, description="The idempotency key is known with the same content"),
-            **errors(400, 409, 413, 415),
+            **answers((200, JobView, "The idempotency key is known with the same content")),
+            **errors({409: "The idempotency key is another job's", 413: _TOO_LARGE}),
         },
         response_headers=[LOCATION],
     )
@@ -156,8 +149,10 @@ class Jobs(Controller):
         status_code=200,
         summary="Create up to 1,000 jobs",
         opt=_CREATES,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
+        responses={
+            **answers((200, BatchReply, "A verdict for each job")),
+            **errors({409: "With `atomic`: keys are other jobs', so none was created"}),
+        },
     )
     async def create_batch(
         self,
@@ -184,7 +179,6 @@ class Jobs(Controller):
         summary="Search jobs, newest first",
         opt=_READS,
         operation_class=SearchOperation,
-        responses=errors(400),
     )
     async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
         """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any.
@@ -213,36 +207,32 @@ class Jobs(Controller):
         status_code=200,
         summary="Cancel many jobs, chosen by a filter",
         opt=_BULK,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
     )
     async def cancel_many(
         self,
         job_bulk: NamedDependency[BulkActions],
         request: AnyRequest,
-        data: JSONBody[BulkRequest | None] = None,  # noqa: ARG002 - documents the body
-    ) -> BulkReply:
+        data: JSONBody[JobBulkRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> JobBulkReply:
         """Only jobs that are PENDING or FAILED. Counts, unless `dryRun` is false."""
-        return await job_bulk("cancel", await _body(request, BulkRequest, bulk.HINTS))
+        return await job_bulk("cancel", await _body(request, JobBulkRequest, bulk.HINTS))
 
     @post(
         "/requeue",
         status_code=200,
         summary="Requeue many jobs, chosen by a filter",
         opt=_BULK,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
     )
     async def requeue_many(
         self,
         job_bulk: NamedDependency[BulkActions],
         request: AnyRequest,
-        data: JSONBody[BulkRequest | None] = None,  # noqa: ARG002 - documents the body
-    ) -> BulkReply:
+        data: JSONBody[JobBulkRequest | None] = None,  # noqa: ARG002 - documents the body
+    ) -> JobBulkReply:
         """Only jobs that are in ERROR or CANCELLED. Counts, unless `dryRun` is false."""
-        return await job_bulk("requeue", await _body(request, BulkRequest, bulk.HINTS))
+        return await job_bulk("requeue", await _body(request, JobBulkRequest, bulk.HINTS))
 
-    @get("/{job_id:str}", summary="One job, and what it waits for", opt=_READS, responses=errors(400, 404))
+    @get("/{job_id:str}", summary="One job, and what it waits for", opt=_READS)
     async def show(
         self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
     ) -> JobView:
@@ -256,7 +246,6 @@ class Jobs(Controller):
         "/{job_id:str}/attempts",
         summary="The attempts of a job, in order",
         opt=_READS,
-        responses=errors(400, 404),
     )
     async def attempts(
         self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]
@@ -272,7 +261,7 @@ class Jobs(Controller):
         status_code=200,
         summary="Cancel a job",
         opt={"scope": "jobs:operate"},
-        responses=errors(400, 404, 409),
+        responses=_NOT_NOW,
     )
     async def cancel(
         self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
@@ -288,7 +277,7 @@ class Jobs(Controller):
         status_code=200,
         summary="Send an ended job again",
         opt={"scope": "jobs:operate"},
-        responses=errors(400, 404, 409),
+        responses=_NOT_NOW,
     )
     async def requeue(
         self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
@@ -312,7 +301,6 @@ class Overview(Controller):
         summary="Dead letters, by what they died of",
         opt=_READS,
         operation_class=DeadOperation,
-        responses=errors(400),
     )
     async def dead(self, dead_jobs: NamedDependency[DeadJobs], request: AnyRequest) -> DeadLetters:
         """Groups of jobs in ERROR by error class, source and type; with `errorClass` also the jobs of it."""
@@ -329,7 +317,6 @@ class Overview(Controller):
         "/statistics",
         summary="Success by source, duration by type, jobs that need a person",
         opt=_READS,
-        responses=errors(),
     )
     async def statistics(
         self, job_statistics: NamedDependency[JobStatistics], request: AnyRequest
@@ -350,7 +337,6 @@ class TargetsApi(Controller):
         summary="Targets that fail, are paused, or have limits",
         opt=_READS,
         operation_class=TargetsOperation,
-        responses=errors(400),
     )
     async def list(self, targets_desk: NamedDependency[TargetDesk], request: AnyRequest) -> TargetPage:
         """One that answers and has no limits is not listed."""
@@ -361,8 +347,7 @@ class TargetsApi(Controller):
         "/",
         summary="Set the limits of a target",
         opt=_TARGET,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
+        responses=errors({409: "They are not those of `limitsVersion` any more"}),
     )
     async def limit(
         self,
@@ -382,8 +367,6 @@ class TargetsApi(Controller):
         status_code=200,
         summary="Send a target nothing for a while",
         opt=_TARGET,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
     )
     async def pause(
         self,
@@ -399,8 +382,6 @@ class TargetsApi(Controller):
         status_code=200,
         summary="Send to a target again",
         opt=_TARGET,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
     )
     async def resume(
         self,
@@ -416,8 +397,6 @@ class TargetsApi(Controller):
         status_code=200,
         summary="Send a signed test event and tell what came back",
         opt=_PROBE,
-        operation_class=BodyOperation,
-        responses=errors(400, 409, 413, 415),
     )
     async def validate(
         self,

@@ -25,7 +25,7 @@ HINTS: Mapping[str, str] = {
 }
 
 
-class BulkRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class JobBulkRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Which jobs, and whether it is meant: `dryRun` is true unless it is said to be false."""
 
     filter: FilterRequest | None = None
@@ -35,7 +35,7 @@ class BulkRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkn
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
 
 
-class BulkReply(Struct, frozen=True, rename="camel"):
+class JobBulkReply(Struct, frozen=True, rename="camel"):
     #: Up to the limit; when there are more, the same request again goes on.
     matched: int
     changed: int
@@ -65,20 +65,20 @@ class BulkActions:
             "requeue": jobs.requeue,
         }
 
-    async def __call__(self, action: Action, request: BulkRequest) -> BulkReply:
+    async def __call__(self, action: Action, request: JobBulkRequest) -> JobBulkReply:
         filters = _by_state(_WAYS[action], _chosen(request))
         if request.dry_run:
             return await self._count(filters, request.limit)
         return await self._act(action, filters, request.limit)
 
-    async def _count(self, filters: Sequence[Filter], limit: int) -> BulkReply:
+    async def _count(self, filters: Sequence[Filter], limit: int) -> JobBulkReply:
         matched = 0
         for filter in filters:
             first = await self._search.first(filter)
             matched += await self._search.count(filter, first, limit + 1 - matched)
-        return BulkReply(min(matched, limit), 0, more=matched > limit, dry_run=True)
+        return JobBulkReply(min(matched, limit), 0, more=matched > limit, dry_run=True)
 
-    async def _act(self, action: Action, filters: Sequence[Filter], limit: int) -> BulkReply:
+    async def _act(self, action: Action, filters: Sequence[Filter], limit: int) -> JobBulkReply:
         matched = changed = 0
         async for ids in self._batches(filters, _WAYS[action].direction):
             chosen = ids[: limit - matched]
@@ -86,8 +86,8 @@ class BulkActions:
                 matched += len(chosen)
                 changed += len(await self._acts[action](chosen))
             if len(chosen) < len(ids):
-                return BulkReply(matched, changed, more=True, dry_run=False)
-        return BulkReply(matched, changed, more=False, dry_run=False)
+                return JobBulkReply(matched, changed, more=True, dry_run=False)
+        return JobBulkReply(matched, changed, more=False, dry_run=False)
 
     async def _batches(self, filters: Sequence[Filter], direction: Direction) -> AsyncIterator[list[int]]:
         """Ids of all that match, never one twice: what is changed on the way moves nothing behind it."""
@@ -100,7 +100,7 @@ class BulkActions:
                 last = places[-1]
 
 
-def _chosen(request: BulkRequest) -> Filter:
+def _chosen(request: JobBulkRequest) -> Filter:
     chosen = filter_of(request.filter or FilterRequest())
     if request.all and not chosen.is_empty:
         raise InvalidRequest("all: means every job; leave it out, or the filter", "all")

@@ -1,49 +1,19 @@
-"""What the OpenAPI document says of our routes beyond their types: parameters that are read here, errors."""
+"""What the OpenAPI document says of our routes beyond their types: parameters that are read here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from litestar.datastructures import ResponseHeader
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import (
-    OpenAPIFormat,
-    OpenAPIType,
-    Operation,
-    Parameter,
-    Reference,
-    RequestBody,
-    Schema,
-)
+from litestar.openapi.spec import OpenAPIFormat, OpenAPIType, Operation, Parameter, Schema
 
 from homing.lanes.dispatch_jobs.job import STATES
 from homing.lanes.dispatch_jobs.orders import LONGEST_VALUE, METADATA_KEY
-from homing.lanes.dispatch_jobs.view import ErrorReply
 
-_DESCRIPTIONS: Mapping[int, str] = {
-    400: "Something is wrong with the request; the message says what, and how to mend it",
-    403: "Not from there: another site's page, or a Host that is not served here",
-    404: "There is no such job",
-    409: "The job is in a state in which that cannot be done, or the idempotency key is another job's",
-    413: "The payload is larger than 1 MiB, or the body larger than 16 MiB",
-    415: "The body is not declared to be application/json",
-    500: "The database did not answer, or there is a mistake of ours",
-}
+#: A value of that type is all that says which type the header has.
 LOCATION = ResponseHeader(
-    name="Location", description="Where the job can be looked at", documentation_only=True
+    name="Location", description="Where the job can be looked at", value="", documentation_only=True
 )
-
-
-def errors(*statuses: int) -> dict[int, ResponseSpec]:
-    """Those of a route beside the ones that every route has."""
-    return {
-        status: ResponseSpec(
-            data_container=ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False
-        )
-        for status in sorted({*statuses, HTTPStatus.FORBIDDEN, HTTPStatus.INTERNAL_SERVER_ERROR})
-    }
 
 
 def _text(longest: int = 500) -> Schema:
@@ -99,23 +69,6 @@ _DEAD = (
     _SIZE,
 )
 _TARGETS = (_in_query("after", "`next` of the list before", _text()),)
-
-
-@dataclass
-class BodyOperation(Operation):
-    """A body that a handler reads itself is optional for the framework, and required for its callers."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.request_body, RequestBody):
-            for content in self.request_body.content.values():
-                content.schema = _without_null(content.schema)
-
-
-def _without_null(schema: Reference | Schema | None) -> Reference | Schema | None:
-    if not isinstance(schema, Schema) or not schema.one_of:
-        return schema
-    others = [one for one in schema.one_of if not (isinstance(one, Schema) and one.type == OpenAPIType.NULL)]
-    return others[0] if len(others) == 1 else Schema(one_of=others)
 
 
 @dataclass

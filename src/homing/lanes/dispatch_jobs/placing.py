@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from homing.db import Row
 from homing.engine.coalesce import Batched
-from homing.errors import DatabaseError, InvalidRequest, NotAllowed, PayloadTooLarge, Refused, Unreachable
+from homing.errors import DatabaseError, InvalidRequest, NotAllowed, Refused, Unreachable
 from homing.lanes.dispatch_jobs.job import NewJob, of_trace
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules, read_order, unknown_credentials
 from homing.lanes.dispatch_jobs.tsid import text_of
-from homing.lanes.dispatch_jobs.view import ErrorReply, Problem
+from homing.replies import BatchReply, ErrorDetail, ErrorReply, Verdict, error_detail, invalid
 from homing.telemetry import Telemetry
 
 LANE = "dispatch_jobs"
@@ -28,26 +28,11 @@ _encode = msgspec.json.Encoder().encode
 _Key = tuple[str, str, str, str | None]
 
 
-class Verdict(Struct, frozen=True, omit_defaults=True):
-    """What became of one item of a batch."""
-
-    verdict: Literal["created", "duplicate", "conflict", "invalid"]
-    id: str | UnsetType = UNSET
-    status: str | UnsetType = UNSET
-    error: Problem | UnsetType = UNSET
-
-
 class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Up to 1,000 jobs. With `atomic` either all of them are created or none."""
 
     jobs: list[JobRequest]
     atomic: bool = False
-
-
-class BatchReply(Struct, frozen=True):
-    created: int
-    #: In the order of the request.
-    items: list[Verdict]
 
 
 class Placed(Struct, frozen=True):
@@ -168,9 +153,9 @@ class JobOrders:
 
     async def place_together(self, items: Sequence[msgspec.Raw]) -> BatchReply | Rejection:
         read = await self._read_all(items)
-        invalid = {n: one for n, one in enumerate(read) if isinstance(one, InvalidRequest)}
-        if invalid:
-            return Rejection(400, _rejected(len(read), {n: _problem(one) for n, one in invalid.items()}))
+        wrong = {n: one for n, one in enumerate(read) if isinstance(one, InvalidRequest)}
+        if wrong:
+            return Rejection(400, _rejected(len(read), {n: invalid(one) for n, one in wrong.items()}))
         orders = [one for one in read if isinstance(one, NewJob)]
         conflicts = _conflicts_within(orders)
         if conflicts:
@@ -262,27 +247,22 @@ def _conflict(id: int) -> str:
 
 def _verdict(answer: Ordered | InvalidRequest) -> Verdict:
     if isinstance(answer, InvalidRequest):
-        return Verdict("invalid", error=_problem(answer))
+        return Verdict("invalid", error=invalid(answer))
     if answer.verdict == "conflict":
-        error = Problem("CONFLICT", _conflict(answer.id), {"field": "idempotencyKey"})
+        error = error_detail("CONFLICT", _conflict(answer.id), "idempotencyKey")
         return Verdict("conflict", text_of(answer.id), answer.status, error)
     return Verdict(answer.verdict, text_of(answer.id), answer.status)
 
 
-def _problem(error: InvalidRequest) -> Problem:
-    code = "PAYLOAD_TOO_LARGE" if isinstance(error, PayloadTooLarge) else "INVALID_REQUEST"
-    return Problem(code, str(error), {"field": error.field} if error.field else {})
-
-
-def _rejected(total: int, problems: Mapping[int, Problem]) -> ErrorReply:
+def _rejected(total: int, problems: Mapping[int, ErrorDetail]) -> ErrorReply:
     listed: list[dict[str, Any]] = [
         {"item": n, "code": one.code, "message": one.message, **one.details} for n, one in problems.items()
     ]
     message = f"{len(problems)} of {total} jobs are invalid, so none was created"
-    return ErrorReply(Problem("INVALID_REQUEST", message, {"problems": listed}))
+    return ErrorReply(ErrorDetail("INVALID_REQUEST", message, {"problems": listed}))
 
 
 def _conflicting(total: int, conflicts: Mapping[int, str]) -> Rejection:
     listed = [{"item": n, "code": "CONFLICT", "message": message} for n, message in conflicts.items()]
     message = f"{len(conflicts)} of {total} jobs use a key of another job, so none was created"
-    return Rejection(409, ErrorReply(Problem("CONFLICT", message, {"problems": listed})))
+    return Rejection(409, ErrorReply(ErrorDetail("CONFLICT", message, {"problems": listed})))

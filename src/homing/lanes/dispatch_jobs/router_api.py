@@ -8,25 +8,22 @@ from typing import Annotated, Any
 from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.exceptions import NotAuthorizedException
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from homing.brokers.router_config import RouterConfig, check_config
 from homing.lanes.dispatch_jobs.mistakes import read
-from homing.lanes.dispatch_jobs.openapi import BodyOperation, errors
 from homing.lanes.dispatch_jobs.processing import STATUS, UNKNOWN, Processing, ProcessReply
 from homing.lanes.dispatch_jobs.router_store import RouterConfigs
 from homing.lanes.dispatch_jobs.tokens import ProcessTokens
 from homing.lanes.dispatch_jobs.tsid import number_of
-from homing.lanes.dispatch_jobs.view import ErrorReply
+from homing.replies import ErrorReply, answers
 from homing.strict_json import require_json
 
 AnyRequest = Request[Any, Any, Any]
 
 _OWN_BODY = {"reads_own_body": True}
 _BEARER = "bearer "
-_NOT_NOW: Any = ProcessReply | ErrorReply
 
 _PROCESS_HINTS: Mapping[str, str] = {
     "": 'the body must be {"messageId": "…"}',
@@ -55,18 +52,15 @@ class Process(Controller):
         status_code=200,
         summary="Process the job of a message",
         opt=_OWN_BODY,
-        operation_class=BodyOperation,
-        responses={
-            400: ResponseSpec(
-                _NOT_NOW,
-                description="It stays in its queue for `delaySeconds`; or the request itself is wrong",
-                generate_examples=False,
+        security=[{"message": []}],
+        responses=answers(
+            (
+                400,
+                ProcessReply | ErrorReply,
+                "It stays in its queue for `delaySeconds`; or the request itself is wrong",
             ),
-            401: ResponseSpec(
-                ErrorReply, description="The bearer token is not that of this job", generate_examples=False
-            ),
-            **{status: spec for status, spec in errors(413, 415).items() if status not in {400, 401}},
-        },
+            (401, ErrorReply, "The bearer token is not that of this job"),
+        ),
     )
     async def process(
         self,
@@ -109,7 +103,6 @@ class RouterApi(Controller):
         "/",
         summary="The queues and pools of the message router",
         opt={"scope": "router:read"},
-        responses=errors(),
     )
     async def show(self, router_configs: NamedDependency[RouterConfigs]) -> RouterConfig:
         return await router_configs.read()
@@ -122,8 +115,6 @@ class RouterApi(Controller):
             "scope": "router:admin",
             "audit_body": ("queues", "processingPools", "connections"),
         },
-        operation_class=BodyOperation,
-        responses=errors(400, 413, 415),
     )
     async def change(
         self,

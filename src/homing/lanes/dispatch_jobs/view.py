@@ -95,18 +95,6 @@ class Attempt(Struct, frozen=True, kw_only=True, rename="camel"):
     worker: str | None = None
 
 
-class Problem(Struct, frozen=True):
-    code: str
-    #: A sentence for people: what is wrong and how to mend it.
-    message: str
-    #: `field` where it is about one.
-    details: dict[str, Any]
-
-
-class ErrorReply(Struct, frozen=True):
-    error: Problem
-
-
 def job_number(text: str) -> int:
     number = number_of(text)
     if number is None:

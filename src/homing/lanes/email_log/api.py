@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from litestar import Controller, Response, get, post
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.email_log.email import STATES, Ordered
 from homing.lanes.email_log.log import EmailLog
 from homing.lanes.email_log.orders import EmailOrders, EmailRequest, order_of
-from homing.lanes.email_log.requeue import RequeueReply, RequeueRequest, requeue_dead
+from homing.lanes.email_log.requeue import EmailRequeueRequest, requeue_dead
 from homing.lanes.email_log.view import (
     EmailSummary,
     EmailView,
@@ -26,43 +25,19 @@ from homing.lanes.email_log.view import (
     listed,
     shown,
 )
+from homing.replies import RequeueReply, answers, errors
 
+#: A value of that type is all that says which type the header has.
 _LOCATION = ResponseHeader(
-    name="Location", description="Where the email can be looked at", documentation_only=True
+    name="Location", description="Where the email can be looked at", value="", documentation_only=True
 )
-
-
+_NO_CURSOR = errors({404: "`before` is not the id of an email"})
+_NOT_NOW = errors({409: "The email is in a state in which that cannot be done"})
 _BULK = {
     "scope": "emails:operate",
     "audit_body": ("reason", "all", "dryRun", "limit"),
     "audit_reply": ("matched", "requeued"),
 }
-
-
-class ErrorDetail(Struct, frozen=True):
-    code: str
-    message: str
-    details: dict[str, Any]
-
-
-class ErrorReply(Struct, frozen=True):
-    error: ErrorDetail
-
-
-_DESCRIPTIONS = {
-    400: "Something is wrong with the request; the message says what, and how to mend it",
-    404: "There is no such email",
-    409: "The message key is another email's, or the email is in a state in which that cannot be done",
-    413: "The body is larger than 16 MiB",
-    415: "The body is not declared to be application/json",
-}
-
-
-def _errors(*statuses: int) -> dict[int, ResponseSpec]:
-    return {
-        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
-        for status in statuses
-    }
 
 
 class CreatedEmail(Struct, frozen=True, rename="camel"):
@@ -101,8 +76,8 @@ class Emails(Controller):
         summary="Order one email",
         opt={"scope": "emails:write", "audit": "counted"},
         responses={
-            200: ResponseSpec(CreatedEmail, description="The message key is known with the same content"),
-            **_errors(400, 409, 413, 415),
+            **answers((200, CreatedEmail, "The message key is known with the same content")),
+            **errors({409: "The message key is another email's"}),
         },
         response_headers=[_LOCATION],
     )
@@ -119,7 +94,7 @@ class Emails(Controller):
         location = {"Location": f"/api/emails/{email_id(ordered.id)}"}
         return Response(_created(ordered), status_code=202 if created else 200, headers=location)
 
-    @get("/", summary="Emails, newest first", opt={"scope": "emails:read"}, responses=_errors(400, 404))
+    @get("/", summary="Emails, newest first", opt={"scope": "emails:read"}, responses=_NO_CURSOR)
     async def list(
         self,
         emails: NamedDependency[EmailLog],
@@ -141,7 +116,7 @@ class Emails(Controller):
         "/dead",
         summary="Emails that were given up, and why",
         opt={"scope": "emails:read"},
-        responses=_errors(400, 404),
+        responses=_NO_CURSOR,
     )
     async def dead(
         self,
@@ -160,10 +135,9 @@ class Emails(Controller):
         status_code=200,
         summary="Send dead emails again",
         opt=_BULK,
-        responses=_errors(400, 413, 415),
     )
     async def requeue_some(
-        self, emails: NamedDependency[EmailLog], data: JSONBody[RequeueRequest]
+        self, emails: NamedDependency[EmailLog], data: JSONBody[EmailRequeueRequest]
     ) -> RequeueReply:
         """Those that died of one reason, or all; without `dryRun: false` they are only counted."""
         return await requeue_dead(emails, data)
@@ -172,7 +146,6 @@ class Emails(Controller):
         "/{id:str}",
         summary="One email, with the verdict of each recipient",
         opt={"scope": "emails:read"},
-        responses=_errors(404),
     )
     async def get(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:
         return shown(await _existing(emails, id))
@@ -182,7 +155,7 @@ class Emails(Controller):
         status_code=200,
         summary="Send a dead email again, or a failed one at once",
         opt={"scope": "emails:operate"},
-        responses=_errors(404, 409),
+        responses=_NOT_NOW,
     )
     async def requeue(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:
         """It has all its attempts again. Recipients that have the mail do not get it twice."""

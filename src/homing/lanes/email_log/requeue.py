@@ -9,11 +9,12 @@ from msgspec import Meta, Struct
 from homing.errors import InvalidRequest
 from homing.lanes.email_log.log import EmailLog
 from homing.lanes.email_log.view import check_plain
+from homing.replies import RequeueReply
 
 _AT_ONCE = 1000
 
 
-class RequeueRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class EmailRequeueRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Which of the dead, and whether it is meant: `dryRun` is true unless it is said to be false."""
 
     #: Those that died of this, such as MaxAttemptsExceeded.
@@ -24,15 +25,7 @@ class RequeueRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
 
 
-class RequeueReply(Struct, frozen=True, rename="camel"):
-    #: Up to the limit; when there are more, the same request again goes on.
-    matched: int
-    requeued: int
-    more: bool
-    dry_run: bool
-
-
-async def requeue_dead(emails: EmailLog, request: RequeueRequest) -> RequeueReply:
+async def requeue_dead(emails: EmailLog, request: EmailRequeueRequest) -> RequeueReply:
     if (request.reason is None) != request.all:
         raise InvalidRequest(
             'reason: name what they died of, such as {"reason": "MaxAttemptsExceeded"}, or say {"all": true}',

@@ -15,8 +15,11 @@ from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.mail_outbox.dispatching import Dispatching, DispatchReply, DispatchRequest
 from homing.lanes.mail_outbox.orders import MailOrders, MailRequest, order_of
 from homing.lanes.mail_outbox.outbox import STATES, MailOutbox, Ordered
-from homing.lanes.mail_outbox.view import listed, row_number, shown
+from homing.lanes.mail_outbox.view import MailSummary, OutboxMail, listed, row_number, shown
+from homing.replies import BatchReply, answers, errors
 from homing.strict_json import decode, require_json
+
+_NOT_NOW = errors({409: "The mail is in a state in which that cannot be done"})
 
 
 class InternalDispatch(Controller):
@@ -44,6 +47,14 @@ class CreatedMail(Struct, frozen=True, rename="camel"):
     verdict: str
 
 
+class MailPage(Struct, frozen=True):
+    """Mails, newest first."""
+
+    items: list[MailSummary]
+    #: What to give as `before` to go on; null at the end.
+    next: str | None
+
+
 class Mails(Controller):
     """Mails in the outbox."""
 
@@ -54,13 +65,20 @@ class Mails(Controller):
         "/",
         summary="Put one mail, or up to 1,000, into the outbox",
         opt={"scope": "mail:write", "audit": "counted", "reads_own_body": True},
+        responses={
+            **answers(
+                (200, CreatedMail | BatchReply, "The idempotency key is known; or a verdict for each mail"),
+                (201, CreatedMail, "The mail is in the outbox"),
+            ),
+            **errors({409: "The idempotency key is another mail's"}),
+        },
     )
     async def create(
         self,
         mail_orders: NamedDependency[MailOrders],
         request: Request[Any, Any, Any],
         data: JSONBody[MailRequest | list[MailRequest] | None] = None,  # noqa: ARG002 - documents the body
-    ) -> Response[CreatedMail | dict[str, Any]]:
+    ) -> Response[CreatedMail | BatchReply]:
         """One mail gets 201, or 200 when its idempotency key is known. An array gets a verdict per item."""
         require_json(request.headers.get("content-type"))
         body = await request.body()
@@ -69,14 +87,19 @@ class Mails(Controller):
         ordered = await mail_orders.place(order_of(decode(body, MailRequest)))
         return Response(_created(ordered), status_code=201 if ordered.verdict == "created" else 200)
 
-    @get("/", summary="Mails, newest first", opt={"scope": "mail:read"})
+    @get(
+        "/",
+        summary="Mails, newest first",
+        opt={"scope": "mail:read"},
+        responses=errors({404: "`before` is not the id of a mail"}),
+    )
     async def list(
         self,
         outbox: NamedDependency[MailOutbox],
         status: FromQuery[str | None] = None,
         before: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
-    ) -> dict[str, Any]:
+    ) -> MailPage:
         if status is not None and status not in STATES:
             raise InvalidRequest(f"status must be one of {', '.join(STATES)}", "status")
         if not 1 <= limit <= 100:
@@ -84,14 +107,14 @@ class Mails(Controller):
         cursor = row_number(before) if before else None
         rows = await outbox.page(status=status, before=cursor, limit=limit)
         items = [listed(row) for row in rows]
-        return {"items": items, "next": items[-1]["id"] if len(items) == limit else None}
+        return MailPage(items, items[-1].id if len(items) == limit else None)
 
     @get(
         "/{mail_id:str}",
         summary="One mail, with the verdict of each recipient",
         opt={"scope": "mail:read"},
     )
-    async def get(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
+    async def get(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> OutboxMail:
         return shown(await _existing(outbox, mail_id))
 
     @post(
@@ -99,8 +122,9 @@ class Mails(Controller):
         status_code=200,
         summary="Send an ended mail again, to those who did not get it",
         opt={"scope": "mail:operate"},
+        responses=_NOT_NOW,
     )
-    async def requeue(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
+    async def requeue(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> OutboxMail:
         row = await _existing(outbox, mail_id)
         if not await outbox.requeue([row["id"]]):
             raise NotAllowed(
@@ -113,8 +137,9 @@ class Mails(Controller):
         status_code=200,
         summary="Take a mail out of the queue",
         opt={"scope": "mail:operate"},
+        responses=_NOT_NOW,
     )
-    async def cancel(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> dict[str, Any]:
+    async def cancel(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> OutboxMail:
         row = await _existing(outbox, mail_id)
         if not await outbox.cancel([row["id"]]):
             raise NotAllowed(f"a mail that is {row['status']} cannot be cancelled: only a queued one")

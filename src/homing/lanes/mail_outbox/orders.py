@@ -14,6 +14,7 @@ from homing.engine.coalesce import Batched
 from homing.errors import InvalidRequest, NotAllowed
 from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, Ordered, new_token
+from homing.replies import BatchReply, Verdict, invalid
 from homing.senders.compose import StoredAttachment
 from homing.senders.drafts import (
     check_draft,
@@ -70,16 +71,16 @@ class MailOrders:
         self._count([ordered])
         return ordered
 
-    async def place_all(self, items: Sequence[msgspec.Raw]) -> dict[str, Any]:
+    async def place_all(self, items: Sequence[msgspec.Raw]) -> BatchReply:
         """Everything that can be taken is taken; each item gets its own verdict."""
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} mails")
         read = [_read(item) for item in items]
         ordered = iter(await self._enqueue_all([order for order in read if isinstance(order, NewMail)]))
         verdicts = [_verdict(next(ordered) if isinstance(one, NewMail) else one) for one in read]
-        created = sum(v["verdict"] == "created" for v in verdicts)
+        created = sum(one.verdict == "created" for one in verdicts)
         self._telemetry.enqueued("mail_outbox", created)
-        return {"created": created, "items": verdicts}
+        return BatchReply(created, verdicts)
 
     async def _enqueue_all(self, orders: Sequence[NewMail]) -> Sequence[Ordered]:
         if not orders:
@@ -102,14 +103,10 @@ def _read(item: msgspec.Raw) -> NewMail | InvalidRequest:
         return error
 
 
-def _verdict(one: Ordered | InvalidRequest) -> dict[str, Any]:
+def _verdict(one: Ordered | InvalidRequest) -> Verdict:
     if isinstance(one, InvalidRequest):
-        details = {"field": one.field} if one.field else {}
-        return {
-            "verdict": "invalid",
-            "error": {"code": "INVALID_REQUEST", "message": str(one), "details": details},
-        }
-    return {"verdict": one.verdict, "id": f"outbox_{one.id}", "status": one.status}
+        return Verdict("invalid", error=invalid(one))
+    return Verdict(one.verdict, f"outbox_{one.id}", one.status)
 
 
 # ── from a request to a row ───────────────────────────────────────────────────────────────────────

@@ -7,16 +7,15 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Struct
 
 from homing.db import Row
 from homing.errors import InvalidRequest, NotAllowed, NotFound
-from homing.lanes.open_events.fanout import Fanout, FlipReply, FlipRequest, flip_of
+from homing.lanes.open_events.fanout import Fanout, FlipBatchReply, FlipReply, FlipRequest, flip_of
 from homing.lanes.open_events.notification import STATES as NOTIFICATION_STATES
 from homing.lanes.open_events.notifications import Notifications
-from homing.lanes.open_events.requeue import RequeueReply, RequeueRequest, requeue_ended
+from homing.lanes.open_events.requeue import NotificationRequeueRequest, requeue_ended
 from homing.lanes.open_events.subscriptions import STATES, Subscriptions, new_token
 from homing.lanes.open_events.subscriptions_view import (
     SubscriptionSummary,
@@ -39,6 +38,7 @@ from homing.lanes.open_events.wishes import (
     checked_locale,
     order_of,
 )
+from homing.replies import RequeueReply, answers, errors
 from homing.senders.addresses import mask
 from homing.strict_json import decode, require_json
 
@@ -54,30 +54,8 @@ _BULK = {
 }
 
 
-class ErrorDetail(Struct, frozen=True):
-    code: str
-    message: str
-    details: dict[str, Any]
-
-
-class ErrorReply(Struct, frozen=True):
-    error: ErrorDetail
-
-
-_DESCRIPTIONS = {
-    400: "Something is wrong with the request; the message says what, and how to mend it",
-    404: "There is no such subscription or notification",
-    409: "It is in a state in which that cannot be done",
-    413: "The body is larger than 16 MiB",
-    415: "The body is not declared to be application/json",
-}
-
-
-def _errors(*statuses: int) -> dict[int, ResponseSpec]:
-    return {
-        status: ResponseSpec(ErrorReply, description=_DESCRIPTIONS[status], generate_examples=False)
-        for status in statuses
-    }
+_NO_CURSOR = errors({404: "`before` is not the id of a notification"})
+_NOT_NOW = errors({409: "It is in a state in which that cannot be done"})
 
 
 # ── flips ────────────────────────────────────────────────────────────────────────────────────────
@@ -94,10 +72,7 @@ class SeatEvents(Controller):
         status_code=202,
         summary="A section's status has changed",
         opt=_REPORTS,
-        responses={
-            200: ResponseSpec(FlipReply, description="Nothing opened, or it is known already"),
-            **_errors(400, 413, 415),
-        },
+        responses=answers((200, FlipReply, "Nothing opened, or it is known already")),
     )
     async def create(
         self,
@@ -118,7 +93,6 @@ class SeatEvents(Controller):
         status_code=200,
         summary="Up to 500 changes at once",
         opt={**_REPORTS, "reads_own_body": True},
-        responses=_errors(400, 413, 415),
     )
     async def create_some(
         self,
@@ -126,7 +100,7 @@ class SeatEvents(Controller):
         subscriptions: NamedDependency[Subscriptions],
         request: Request[Any, Any, Any],
         data: JSONBody[list[FlipRequest] | None] = None,  # noqa: ARG002 - documents the body
-    ) -> dict[str, Any]:
+    ) -> FlipBatchReply:
         """Each is taken on its own and gets its own verdict: what is wrong with one stops no other."""
         require_json(request.headers.get("content-type"))
         items = decode(await request.body(), list[msgspec.Raw])
@@ -167,7 +141,6 @@ class SubscriptionDesk(Controller):
         status_code=201,
         summary="Ask for a subscription",
         opt={"scope": "notifications:write", "audit": "counted"},
-        responses=_errors(400, 413, 415),
     )
     async def create(
         self, subscriptions: NamedDependency[Subscriptions], data: JSONBody[SubscriptionRequest]
@@ -188,7 +161,7 @@ class SubscriptionDesk(Controller):
             "unless it is subscribed already, the address gets a mail with a link to confirm this",
         )
 
-    @get("/", summary="Subscriptions, newest first", opt=_READS, responses=_errors(400))
+    @get("/", summary="Subscriptions, newest first", opt=_READS)
     async def list(
         self,
         *,
@@ -215,7 +188,7 @@ class SubscriptionDesk(Controller):
         items = [listed_subscription(row) for row in rows]
         return SubscriptionPage(items, items[-1].subscription_id if len(items) == limit else None)
 
-    @get("/{id:int}", summary="One subscription, with its history", opt=_READS, responses=_errors(404))
+    @get("/{id:int}", summary="One subscription, with its history", opt=_READS)
     async def get(self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]) -> SubscriptionView:
         return await _shown(subscriptions, id)
 
@@ -223,7 +196,6 @@ class SubscriptionDesk(Controller):
         "/{id:int}",
         summary="Change preferences or locale",
         opt={"scope": "notifications:write"},
-        responses=_errors(400, 404, 409, 413, 415),
     )
     async def change(
         self,
@@ -242,7 +214,7 @@ class SubscriptionDesk(Controller):
         status_code=200,
         summary="No mails for now",
         opt=_OPERATES,
-        responses=_errors(404, 409),
+        responses=_NOT_NOW,
     )
     async def pause(
         self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]
@@ -257,7 +229,7 @@ class SubscriptionDesk(Controller):
         status_code=200,
         summary="Mails again",
         opt=_OPERATES,
-        responses=_errors(404, 409),
+        responses=_NOT_NOW,
     )
     async def resume(
         self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]
@@ -268,7 +240,7 @@ class SubscriptionDesk(Controller):
             raise NotAllowed(f"a subscription that is {row['status']} cannot be resumed: only a paused one")
         return await _shown(subscriptions, id)
 
-    @delete("/{id:int}", status_code=200, summary="End it for good", opt=_OPERATES, responses=_errors(404))
+    @delete("/{id:int}", status_code=200, summary="End it for good", opt=_OPERATES)
     async def end(self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]) -> SubscriptionView:
         """Mails that are queued for it are not sent either. It stays to be looked at; twice is as once."""
         await _existing(subscriptions, id)
@@ -280,7 +252,6 @@ class SubscriptionDesk(Controller):
         status_code=200,
         summary="End it for good",
         opt=_OPERATES,
-        responses=_errors(404),
     )
     async def unsubscribe(
         self, subscriptions: NamedDependency[Subscriptions], id: FromPath[int]
@@ -308,7 +279,7 @@ class NotificationDesk(Controller):
     path = "/api/notifications"
     tags = ("open_events",)
 
-    @get("/", summary="Notifications, newest first", opt=_READS, responses=_errors(400, 404))
+    @get("/", summary="Notifications, newest first", opt=_READS, responses=_NO_CURSOR)
     async def list(
         self,
         notifications: NamedDependency[Notifications],
@@ -329,15 +300,14 @@ class NotificationDesk(Controller):
         status_code=200,
         summary="Send ended notifications again",
         opt=_BULK,
-        responses=_errors(400, 413, 415),
     )
     async def requeue_some(
-        self, notifications: NamedDependency[Notifications], data: JSONBody[RequeueRequest]
+        self, notifications: NamedDependency[Notifications], data: JSONBody[NotificationRequeueRequest]
     ) -> RequeueReply:
         """By how they ended, and of what; without `dryRun: false` they are only counted."""
         return await requeue_ended(notifications, data)
 
-    @get("/{id:str}", summary="One notification", opt=_READS, responses=_errors(404))
+    @get("/{id:str}", summary="One notification", opt=_READS)
     async def get(self, notifications: NamedDependency[Notifications], id: FromPath[str]) -> NotificationView:
         return shown(await _notification(notifications, id))
 
@@ -345,8 +315,8 @@ class NotificationDesk(Controller):
         "/{id:str}/requeue",
         status_code=200,
         summary="Send an ended notification again",
-        opt=_OPERATES,
-        responses=_errors(404, 409),
+        opt={**_OPERATES, "document": ("action",)},
+        responses=_NOT_NOW,
     )
     async def requeue(
         self, notifications: NamedDependency[Notifications], id: FromPath[str]

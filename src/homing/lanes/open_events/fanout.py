@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from homing.db import Database, Row, iso, load_queries
 from homing.db.patience import patiently
@@ -23,6 +23,7 @@ from homing.errors import Conflict, InvalidRequest, Refused
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
 from homing.lanes.open_events.words import Word, check_plain
+from homing.replies import ErrorDetail, error_detail, invalid
 from homing.senders.drafts import check_texts
 from homing.strict_json import decode
 from homing.telemetry import Telemetry
@@ -123,6 +124,24 @@ class FlipReply(Struct, frozen=True, rename="camel"):
     verdict: FlipVerdict
 
 
+class FlipItem(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What became of one flip of several: a reply as to one alone, or an error."""
+
+    open_event_id: int | UnsetType | None = UNSET
+    notifications: int | UnsetType = UNSET
+    duplicate: bool | UnsetType = UNSET
+    verdict: FlipVerdict | Literal["invalid", "failed"]
+    error: ErrorDetail | UnsetType = UNSET
+
+
+class FlipBatchReply(Struct, frozen=True):
+    """What became of each flip, in the order of the request."""
+
+    #: How many are told of one of them.
+    notifications: int
+    items: list[FlipItem]
+
+
 class Fanout:
     def __init__(self, database: Database, telemetry: Telemetry) -> None:
         self._database = database
@@ -148,27 +167,26 @@ class Fanout:
             self._database.announce(CHANNEL)
         return reply
 
-    async def record_all(self, items: Sequence[msgspec.Raw], now: datetime) -> dict[str, Any]:
+    async def record_all(self, items: Sequence[msgspec.Raw], now: datetime) -> FlipBatchReply:
         """Each flip on its own, in the order given; what is wrong with one is said of that one."""
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} flips")
         verdicts = [await self._verdict(item, now) for item in items]
-        told = sum(verdict.get("notifications", 0) for verdict in verdicts)
-        return {"notifications": told, "items": verdicts}
+        told = sum(one.notifications or 0 for one in verdicts)
+        return FlipBatchReply(told, verdicts)
 
-    async def _verdict(self, item: msgspec.Raw, now: datetime) -> dict[str, Any]:
+    async def _verdict(self, item: msgspec.Raw, now: datetime) -> FlipItem:
         try:
             reply = await self.record(flip_of(decode(item, FlipRequest), now))
         except InvalidRequest as error:
-            return _wrong("invalid", "INVALID_REQUEST", str(error), error.field)
+            return FlipItem(verdict="invalid", error=invalid(error))
         except Refused as error:
             # A table of another program may have rules of its own; those who call need not know them.
             self._telemetry.log.warning("open_events.flip_refused", error=str(error))
-            return _wrong("failed", "INTERNAL_ERROR", "the tables do not take this flip; the log has more")
+            return _failed("INTERNAL_ERROR", "the tables do not take this flip; the log has more")
         except Conflict as error:
-            return _wrong("failed", "CONFLICT", str(error))
-        answer: dict[str, Any] = msgspec.to_builtins(reply)
-        return answer
+            return _failed("CONFLICT", str(error))
+        return FlipItem(**msgspec.structs.asdict(reply))
 
     async def _open(self, flip: Flip) -> FlipReply:
         limits = await self._limits(flip)
@@ -258,9 +276,8 @@ def _limit(row: Row) -> dict[str, int]:
     return {"id": row["id"], "most": wishes.max_notifications if wishes.wants_open else 0}
 
 
-def _wrong(verdict: str, code: str, message: str, field: str | None = None) -> dict[str, Any]:
-    details = {"field": field} if field else {}
-    return {"verdict": verdict, "error": {"code": code, "message": message, "details": details}}
+def _failed(code: str, message: str) -> FlipItem:
+    return FlipItem(verdict="failed", error=error_detail(code, message))
 
 
 def _duplicate(rows: Sequence[Row]) -> FlipReply:

@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from homing.lanes.open_events.notifications import Notifications
+from homing.replies import RequeueReply
 
 _AT_ONCE = 500
 
 
-class RequeueRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class NotificationRequeueRequest(
+    Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """Which ones, and whether it is meant: `dryRun` is true unless it is said to be false."""
 
     status: Literal["skipped", "failed", "expired"]
@@ -21,15 +24,7 @@ class RequeueRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
 
 
-class RequeueReply(Struct, frozen=True, rename="camel"):
-    #: Up to the limit; when there are more, the same request again goes on.
-    matched: int
-    requeued: int
-    more: bool
-    dry_run: bool
-
-
-async def requeue_ended(notifications: Notifications, request: RequeueRequest) -> RequeueReply:
+async def requeue_ended(notifications: Notifications, request: NotificationRequeueRequest) -> RequeueReply:
     matched = requeued = after = 0
     while ids := await notifications.ids_by_status(
         request.status, code=request.code, after=after, limit=_AT_ONCE

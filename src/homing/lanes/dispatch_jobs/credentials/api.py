@@ -18,6 +18,7 @@ from homing.lanes.dispatch_jobs.credentials.view import (
     issued,
     shown,
 )
+from homing.replies import errors
 
 _MOST_LISTED = 100
 #: A reply that holds a secret is for the caller alone.
@@ -82,6 +83,7 @@ class CredentialsApi(Controller):
         status_code=200,
         summary="Delete; a 409 while open jobs use them",
         opt={"scope": "credentials:admin"},
+        responses=errors({409: "Open jobs use them"}),
     )
     async def delete(
         self,

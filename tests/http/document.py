@@ -1,0 +1,93 @@
+"""The OpenAPI document as a judge: whether a real answer is one that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import httpx
+from jsonschema import Draft202012Validator
+from msgspec import Struct
+
+METHODS = ("get", "put", "post", "patch", "delete")
+
+
+class Operation(Struct, frozen=True, eq=False):
+    method: str
+    path: str
+    told: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def has_body(self) -> bool:
+        return "requestBody" in self.told
+
+    @property
+    def queries(self) -> list[Mapping[str, Any]]:
+        return [one for one in self.told.get("parameters", ()) if one["in"] == "query"]
+
+    @property
+    def own(self) -> set[int]:
+        """Statuses that the route itself describes; the others follow from what kind of route it is."""
+        return {int(status) for status, one in self.told["responses"].items() if "$ref" not in one}
+
+    @property
+    def of_its_kind(self) -> set[int]:
+        return {int(status) for status in self.told["responses"]} - self.own
+
+
+class Document:
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.told = closed(told)
+        self.operations = {one.name: one for one in self._operations()}
+        self.compared = 0
+        self._validator = cache(self._make_validator)
+
+    def _operations(self) -> Iterator[Operation]:
+        for path, methods in self.told["paths"].items():
+            yield from (Operation(name.upper(), path, methods[name]) for name in METHODS if name in methods)
+
+    def compare(self, operation: Operation, answer: httpx.Response) -> None:
+        """Fails unless status, media type, headers and all of the body are described."""
+        asked = f"{operation.name} answered {answer.status_code}: {answer.text[:500]}"
+        status = str(answer.status_code)
+        assert status in operation.told["responses"], f"the document does not name it: {asked}"
+        media = answer.headers["content-type"].partition(";")[0]
+        response = self._resolved(operation.told["responses"][status])
+        assert media in response["content"], f"the document names no {media}: {asked}"
+        missing = {name for name in response.get("headers", ()) if name not in answer.headers}
+        assert not missing, f"without {missing}: {asked}"
+        body = answer.json() if media == "application/json" else answer.text
+        wrong = [
+            f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}"
+            for error in self._validator(operation, status, media).iter_errors(body)
+        ]
+        assert not wrong, f"{wrong}: {asked}"
+        self.compared += 1
+
+    def _resolved(self, response: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = response.get("$ref", "").rpartition("/")[2]
+        found: Mapping[str, Any] = self.told["components"]["responses"][name] if name else response
+        return found
+
+    def _make_validator(self, operation: Operation, status: str, media: str) -> Draft202012Validator:
+        response = self._resolved(operation.told["responses"][status])
+        schema = {**response["content"][media]["schema"], "components": self.told["components"]}
+        Draft202012Validator.check_schema(schema)
+        return Draft202012Validator(schema)
+
+
+def closed(node: Any) -> Any:
+    """A property that an object's schema does not name is not described, wherever JSON Schema allows it."""
+    if isinstance(node, list):
+        return [closed(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: closed(value) for key, value in node.items()}
+    if inner.get("type") == "object" and "properties" in inner:
+        inner.setdefault("additionalProperties", False)
+    return inner
