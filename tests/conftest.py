@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
-import uvloop
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default
 from hypothesis import HealthCheck, settings
@@ -32,6 +30,9 @@ from homing.testing.components.shared import shared_url
 from homing.testing.components.smtp import SmtpSink, find_smtp_sink
 from homing.testing.components.sqs import start_sqs
 
+#: The loop that tests run on, and the end of those that hang in it.
+pytest_plugins = ("tests.hang",)
+
 Component = TypeVar("Component")
 
 YES = frozenset({"1", "true"})
@@ -46,11 +47,6 @@ PATIENT: Mapping[str, Any] = {"deadline": None, "suppress_health_check": [Health
 settings.register_profile("dev", **PATIENT)
 settings.register_profile("ci", **PATIENT, derandomize=True, print_blob=True)
 settings.load_profile("ci" if IN_CI else "dev")
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
-    """Tests run on the loop that the product runs on."""
-    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.async_api import Browser, Download, expect
+from playwright.async_api import Browser, Download, Page, expect
 from tests.access.desk import PASSWORD
 from tests.browser.places import asked
 from tests.browser.seed import DESERTER, WORKER
@@ -349,6 +350,8 @@ async def test_somebody_logs_in_changes_the_theme_and_logs_out(browser: Browser,
         for theme in ("dark", "light", "auto"):
             await page.click("#theme")
             await expect(page.locator("html")).to_have_attribute("data-theme", theme)
+            # The browser stores a cookie a moment after a script has set it, and a reload may be earlier.
+            await until(partial(has_cookie, page, "homing_theme", theme))
             await page.reload()
             await expect(page.locator("html")).to_have_attribute("data-theme", theme)
         await menu_leads_everywhere(tab)
@@ -359,6 +362,11 @@ async def test_somebody_logs_in_changes_the_theme_and_logs_out(browser: Browser,
         await tab.forgive(401)
     told = [(who, action, outcome) for who, action, _, outcome in await desk.audited()]
     assert ("user:operator", "session.close", "done") in told
+
+
+async def has_cookie(page: Page, name: str, value: str) -> bool:
+    stored = {cookie.get("name"): cookie.get("value") for cookie in await page.context.cookies()}
+    return stored.get(name) == value
 
 
 async def test_a_session_that_ends_over_a_form_leads_back_to_it(browser: Browser, desk: Desk) -> None:
