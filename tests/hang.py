@@ -25,6 +25,8 @@ import uvloop
 
 #: Seconds that a test has for its end when its time is over; it is told to end three times meanwhile.
 GRACE = 30.0
+#: Seconds that a run has for its end; pytest-xdist waits ten of them for each of its processes.
+AT_THE_END = 120.0
 SECONDS = pytest.StashKey[float]()
 
 
@@ -207,6 +209,5 @@ def _in_time() -> Generator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process that does not end fails. Those of pytest-xdist wait for each other, and it ends them."""
-    seconds = session.config.pluginmanager.getplugin("timeout").get_env_settings(session.config).timeout
-    if seconds and not hasattr(session.config, "workerinput"):
-        ALARM.last_resort(seconds)
+    if not hasattr(session.config, "workerinput"):
+        ALARM.last_resort(AT_THE_END)
