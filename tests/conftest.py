@@ -113,10 +113,9 @@ def require(component: Component | Missing) -> Component:
     pytest.skip(str(component))
 
 
-def require_programs(*names: str) -> None:
-    """Obtain programs that a Debian package of their own name brings, as `require` has it."""
-    for name in names:
-        require(find_program(name))
+def require_program(name: str, package: str = "") -> str:
+    """The path of a program, obtained from a Debian package where it is missing, as `require` has it."""
+    return require(find_program(name, package))
 
 
 @pytest.fixture(scope="session")

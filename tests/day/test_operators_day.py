@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.conftest import require_programs
+from tests.conftest import require_program
 from tests.day.browser import Browser
 from tests.day.machine import Machine, Service, quiet_ports, until
 from tests.day.tutorial import Tutorial
@@ -120,7 +120,8 @@ class Day:
 
 @pytest.fixture
 async def day(tmp_path: Path, postgres_url: str) -> AsyncIterator[Day]:
-    require_programs("bash", "curl")
+    require_program("bash")
+    require_program("curl")
     ports = quiet_ports("serve", "work", "partner")
     async with SmtpSink() as relay:
         secrets = {

@@ -1,22 +1,20 @@
-"""The Helm chart: its values, its templates, and where helm is there what comes out of them."""
+"""The Helm chart: its values, its templates, and what comes out of them."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
-import sys
 from collections import Counter
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import kubernetes_validate
 import msgspec
 import pytest
+from tests.conftest import require_program
 from tests.deploy.commands import DEPLOY, lines_of, parse
 
 from homing import __version__
@@ -27,8 +25,6 @@ CHART = DEPLOY / "helm/homing"
 TEMPLATES = sorted((CHART / "templates").iterdir())
 VALUES: dict[str, Any] = msgspec.yaml.decode((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-BESIDE = Path(sys.executable).parent
-HELM = shutil.which("helm", path=str(BESIDE)) or shutil.which("helm")
 
 
 # ── without helm ─────────────────────────────────────────────────────────────────────────────────
@@ -124,12 +120,16 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @cache
+def helm() -> str:
+    return require_program("helm")
+
+
+@cache
 def rendered(case: str, release: str = "homing") -> list[dict[str, Any]]:
     """As the chart makes it; `homing` is the release whose Service gives Kubernetes's own HOMING_PORT."""
-    assert HELM is not None
     values = json.dumps({"existingSecret": "homing-secrets", **CASES[case]})
     done = subprocess.run(
-        [HELM, "template", release, CHART, "--values", "-"],
+        [helm(), "template", release, CHART, "--values", "-"],
         input=values,
         capture_output=True,
         text=True,
@@ -145,118 +145,118 @@ def pods(case: str) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one["spec"]["template"] for one in found}
 
 
-if HELM is not None:
+@pytest.mark.parametrize("case", CASES)
+def test_pods_are_restricted(case: str) -> None:
+    """As the Pod Security Standard `restricted` has it, and with a root that cannot be written to."""
+    for template in pods(case).values():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "or a Service called homing sets HOMING_PORT"
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
-    @pytest.mark.parametrize("case", CASES)
-    def test_pods_are_restricted(case: str) -> None:
-        """As the Pod Security Standard `restricted` has it, and with a root that cannot be written to."""
-        for template in pods(case).values():
-            pod = template["spec"]
-            assert pod["securityContext"]["runAsNonRoot"] is True
-            assert pod["securityContext"]["runAsUser"] == 10001
-            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-            assert pod["automountServiceAccountToken"] is False
-            assert pod["enableServiceLinks"] is False, "or a Service called homing sets HOMING_PORT"
-            (container,) = pod["containers"]
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
-            volumes = {volume["name"] for volume in pod["volumes"]}
-            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
-    @pytest.mark.parametrize("case", CASES)
-    def test_pods_run_commands_with_settings_that_there_are(case: str) -> None:
-        for name, template in pods(case).items():
-            (container,) = template["spec"]["containers"]
-            assert ("args" in container) != name.endswith("-toolbox")
-            parse(container.get("args", ["doctor"]))
-            names = [entry["name"] for entry in container["env"]]
-            assert len(names) == len(set(names))
-            assert set(names) <= {*FIELDS, *(f"{field}_FILE" for field in FIELDS)}
-            assert all(isinstance(entry["value"], str) for entry in container["env"])
-            files = [e["value"] for e in container["env"] if e["name"].endswith("_FILE")]
-            assert all(file.startswith("/etc/homing/secrets/") for file in files)
+@pytest.mark.parametrize("case", CASES)
+def test_pods_run_commands_with_settings_that_there_are(case: str) -> None:
+    for name, template in pods(case).items():
+        (container,) = template["spec"]["containers"]
+        assert ("args" in container) != name.endswith("-toolbox")
+        parse(container.get("args", ["doctor"]))
+        names = [entry["name"] for entry in container["env"]]
+        assert len(names) == len(set(names))
+        assert set(names) <= {*FIELDS, *(f"{field}_FILE" for field in FIELDS)}
+        assert all(isinstance(entry["value"], str) for entry in container["env"])
+        files = [e["value"] for e in container["env"] if e["name"].endswith("_FILE")]
+        assert all(file.startswith("/etc/homing/secrets/") for file in files)
 
-    @pytest.mark.parametrize("case", CASES)
-    def test_probes_and_services_find_their_ports(case: str) -> None:
-        for name, template in pods(case).items():
-            (container,) = template["spec"]["containers"]
-            if "ports" not in container:
-                assert name.endswith("-toolbox") or "-migrate-" in name
-                continue
-            (port,) = container["ports"]
-            environment = {entry["name"]: entry["value"] for entry in container["env"]}
-            said = environment["HOMING_PORT" if name.endswith("-serve") else "HOMING_METRICS_PORT"]
-            assert (port["name"], str(port["containerPort"])) == ("http", said)
-            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-                asked = container[probe]["httpGet"]
-                assert asked["port"] == "http"
-                assert asked["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
-            assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
-            assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
-            grace = float(environment["HOMING_GRACE_SECONDS"])
-            assert template["spec"]["terminationGracePeriodSeconds"] >= grace + 10
 
-    @pytest.mark.parametrize("case", CASES)
-    def test_selectors_choose_pods(case: str) -> None:
-        labels = [template["metadata"]["labels"] for template in pods(case).values()]
-        for one in rendered(case):
-            spec = one.get("spec", {})
-            if one["kind"] == "Service":
-                chosen = spec["selector"]
-            elif one["kind"] in {"Deployment", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor"}:
-                chosen = spec["selector"]["matchLabels"]
-            else:
-                continue
-            matching = [some for some in labels if chosen.items() <= some.items()]
-            several = one["kind"] == "PodMonitor"
-            assert len(matching) == 1 or (several and matching), (one["kind"], one["metadata"]["name"])
+@pytest.mark.parametrize("case", CASES)
+def test_probes_and_services_find_their_ports(case: str) -> None:
+    for name, template in pods(case).items():
+        (container,) = template["spec"]["containers"]
+        if "ports" not in container:
+            assert name.endswith("-toolbox") or "-migrate-" in name
+            continue
+        (port,) = container["ports"]
+        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        said = environment["HOMING_PORT" if name.endswith("-serve") else "HOMING_METRICS_PORT"]
+        assert (port["name"], str(port["containerPort"])) == ("http", said)
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = container[probe]["httpGet"]
+            assert asked["port"] == "http"
+            assert asked["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
+        assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+        assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+        grace = float(environment["HOMING_GRACE_SECONDS"])
+        assert template["spec"]["terminationGracePeriodSeconds"] >= grace + 10
 
-    def test_a_release_is_complete() -> None:
-        kinds = Counter(one["kind"] for one in rendered("everything"))
-        assert kinds == {
-            "Deployment": 4, "Job": 1, "Service": 1, "ServiceAccount": 1, "PodDisruptionBudget": 2,
-            "HorizontalPodAutoscaler": 1, "Ingress": 1, "ServiceMonitor": 1, "PodMonitor": 1,
-        }  # fmt: skip
-        (job,) = [one for one in rendered("everything") if one["kind"] == "Job"]
-        assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
-        (scaled,) = [
-            o
-            for o in rendered("everything")
-            if o["metadata"]["name"] == "homing-work-mails" and o["kind"] == "Deployment"
-        ]
-        assert "replicas" not in scaled["spec"], "the autoscaler says how many"
-        assert scaled["spec"]["template"]["spec"]["containers"][0]["args"] == [
-            "work",
-            "mail_outbox",
-            "email_log:send",
-        ]
-        assert Counter(one["kind"] for one in rendered("nothing")) == {"Deployment": 1, "Service": 1}
 
-    def test_a_release_without_a_secret_is_refused_in_words() -> None:
-        assert HELM is not None
-        done = subprocess.run([HELM, "template", "r", CHART], capture_output=True, text=True, check=False)
-        assert done.returncode != 0
-        assert "existingSecret: name the Secret" in done.stderr
+@pytest.mark.parametrize("case", CASES)
+def test_selectors_choose_pods(case: str) -> None:
+    labels = [template["metadata"]["labels"] for template in pods(case).values()]
+    for one in rendered(case):
+        spec = one.get("spec", {})
+        if one["kind"] == "Service":
+            chosen = spec["selector"]
+        elif one["kind"] in {"Deployment", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor"}:
+            chosen = spec["selector"]["matchLabels"]
+        else:
+            continue
+        matching = [some for some in labels if chosen.items() <= some.items()]
+        several = one["kind"] == "PodMonitor"
+        assert len(matching) == 1 or (several and matching), (one["kind"], one["metadata"]["name"])
 
-    def test_helm_lint_finds_nothing() -> None:
-        assert HELM is not None
-        done = subprocess.run(
-            [HELM, "lint", "--strict", "--set", "existingSecret=s", CHART],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
 
-    if find_spec("kubernetes_validate") is not None:
+def test_a_release_is_complete() -> None:
+    kinds = Counter(one["kind"] for one in rendered("everything"))
+    assert kinds == {
+        "Deployment": 4, "Job": 1, "Service": 1, "ServiceAccount": 1, "PodDisruptionBudget": 2,
+        "HorizontalPodAutoscaler": 1, "Ingress": 1, "ServiceMonitor": 1, "PodMonitor": 1,
+    }  # fmt: skip
+    (job,) = [one for one in rendered("everything") if one["kind"] == "Job"]
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    (scaled,) = [
+        o
+        for o in rendered("everything")
+        if o["metadata"]["name"] == "homing-work-mails" and o["kind"] == "Deployment"
+    ]
+    assert "replicas" not in scaled["spec"], "the autoscaler says how many"
+    assert scaled["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "work",
+        "mail_outbox",
+        "email_log:send",
+    ]
+    assert Counter(one["kind"] for one in rendered("nothing")) == {"Deployment": 1, "Service": 1}
 
-        @pytest.mark.parametrize("case", CASES)
-        def test_kubernetes_knows_every_field(case: str) -> None:
-            kubernetes_validate = import_module("kubernetes_validate")
-            for one in rendered(case):
-                # Those of the Prometheus operator are not among its schemas.
-                if not one["apiVersion"].startswith("monitoring."):
-                    kubernetes_validate.validate(one, "1.31", strict=True)
+
+def test_a_release_without_a_secret_is_refused_in_words() -> None:
+    done = subprocess.run([helm(), "template", "r", CHART], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "existingSecret: name the Secret" in done.stderr
+
+
+def test_helm_lint_finds_nothing() -> None:
+    done = subprocess.run(
+        [helm(), "lint", "--strict", "--set", "existingSecret=s", CHART],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kubernetes_knows_every_field(case: str) -> None:
+    for one in rendered(case):
+        # Those of the Prometheus operator are not among its schemas.
+        if not one["apiVersion"].startswith("monitoring."):
+            kubernetes_validate.validate(one, "1.31", strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.conftest import require_program
 from tests.deploy.commands import DEPLOY, ROOT, lines_of, parse
 
 from homing.app import Homing
@@ -88,12 +89,10 @@ def test_the_defaults_of_the_image_are_settings() -> None:
     assert load_settings(environ=environment).host == "0.0.0.0"
 
 
-if (HADOLINT := shutil.which("hadolint")) is not None:
-
-    def test_hadolint_finds_nothing() -> None:
-        assert HADOLINT is not None
-        done = subprocess.run([HADOLINT, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, "")
+def test_hadolint_finds_nothing() -> None:
+    command = [require_program("hadolint"), str(DEPLOY / "Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 # ── compose ──────────────────────────────────────────────────────────────────────────────────────

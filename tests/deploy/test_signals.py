@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import pytest
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from tests.conftest import require_program
 from tests.deploy.commands import DEPLOY, ROOT
 from tests.emails import EmailBench, email_bench
 
@@ -33,7 +33,6 @@ DOCS = (ROOT / "docs/telemetry.md").read_text()
 ALERTS: dict[str, Any] = msgspec.yaml.decode((DEPLOY / "prometheus/alerts.yml").read_text())
 RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboard.json").read_text())
-PROMTOOL = shutil.which("promtool")
 
 Labels = Mapping[str, set[str]]
 
@@ -372,28 +371,25 @@ def test_every_alert_has_a_runbook_and_a_trial() -> None:
     assert tried == set(alerts)
 
 
-if PROMTOOL is not None:
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("check", "rules", "alerts.yml"),
-            ("check", "config", "--syntax-only", "prometheus.yml"),
-            ("test", "rules", "alerts_test.yml"),
-        ],
-        ids=" ".join,
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", "alerts.yml"),
+        ("check", "config", "--syntax-only", "prometheus.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_agrees(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [require_program("promtool", "prometheus"), *arguments],
+        cwd=DEPLOY / "prometheus",
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
-    def test_promtool_agrees(arguments: tuple[str, ...]) -> None:
-        assert PROMTOOL is not None
-        done = subprocess.run(
-            [PROMTOOL, *arguments],
-            cwd=DEPLOY / "prometheus",
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # ── what Prometheus and Grafana are started with ─────────────────────────────────────────────────

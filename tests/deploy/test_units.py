@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.conftest import require_program
 from tests.deploy.commands import DEPLOY, parse
 
 from homing.settings import FIELDS, load_settings
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 BINARY = "/opt/homing/bin/homing"
-ANALYZE = shutil.which("systemd-analyze")
+
+
+def analyze() -> str:
+    return require_program("systemd-analyze", "systemd")
 
 
 def directives(unit: Path, name: str) -> list[str]:
@@ -70,25 +73,22 @@ def test_workers_have_ports_of_their_own() -> None:
     assert ports == set(range(9101, 9110))
 
 
-if ANALYZE is not None:
+def test_systemd_can_read_them(tmp_path: Path) -> None:
+    """With a program that exists in the place of ours, which is not installed here."""
+    names = []
+    for unit in UNITS:
+        name = unit.name.replace("@.", "@1.")
+        (tmp_path / name).write_text(unit.read_text().replace(BINARY, "/bin/true"))
+        names.append(f"./{name}")
+    done = subprocess.run(
+        [analyze(), "verify", *names], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    ours = [line for line in done.stderr.splitlines() if "homing" in line]
+    assert ours == []
 
-    def test_systemd_can_read_them(tmp_path: Path) -> None:
-        """With a program that exists in the place of ours, which is not installed here."""
-        assert ANALYZE is not None
-        names = []
-        for unit in UNITS:
-            name = unit.name.replace("@.", "@1.")
-            (tmp_path / name).write_text(unit.read_text().replace(BINARY, "/bin/true"))
-            names.append(f"./{name}")
-        done = subprocess.run(
-            [ANALYZE, "verify", *names], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        ours = [line for line in done.stderr.splitlines() if "homing" in line]
-        assert ours == []
 
-    @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-    def test_systemd_finds_little_exposed(unit: Path) -> None:
-        assert ANALYZE is not None
-        command = [ANALYZE, "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-500:]
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_finds_little_exposed(unit: Path) -> None:
+    command = [analyze(), "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:]

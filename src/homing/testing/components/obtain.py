@@ -63,9 +63,10 @@ def find_or_install(component: str, package: str, find: Callable[[], Found | Non
         return found if found is not None else Missing(component, f"the package {package} does not bring it")
 
 
-def find_program(name: str) -> str | Missing:
-    """A program that stands in PATH, or is brought by the package of its own name."""
-    return find_or_install(name, name, lambda: shutil.which(name))
+def find_program(name: str, package: str = "") -> str | Missing:
+    """A program beside this Python, in PATH, or brought by a package (of its own name if none is given)."""
+    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return find_or_install(name, package or name, lambda: shutil.which(name, path=places))
 
 
 def _install_package(component: str, package: str) -> Missing | None:
