@@ -15,12 +15,13 @@ from tests.conftest import require
 from tests.http.door import Door, opened_door, url_with_tables
 
 from homing.doctor import findings
-from homing.testing.components.chromium import FLAGS, find_chromium
+from homing.testing.components.chromium import FLAGS, find_chromium, find_driver
 from homing.testing.http_sink import HttpSink
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(pytestconfig: pytest.Config) -> AsyncIterator[Browser]:
+    require(find_driver())
     program = require(find_chromium())
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=program, args=list(FLAGS))

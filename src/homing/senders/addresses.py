@@ -36,16 +36,19 @@ _QUOTED_LOCAL = re.compile(
 ).fullmatch
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*").fullmatch
 
+#: Python before 3.11.5 mismatches where the last turn of a possessive repeat fails in its middle (CPython issue
+#: 106052), so no other group is repeated so.
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 #: `name <address>`, where a quoted name may contain anything.
-_NAMED = re.compile(rf'((?:[^<>"]++|{_QUOTED})*+)<([^<>]*)>').fullmatch
+_NAMED = re.compile(rf'((?:[^<>"]++|{_QUOTED})*)<([^<>]*)>').fullmatch
 #: Outside of quotes a comma would end the mailbox.
-_NAME = re.compile(rf'(?:[^",]++|{_QUOTED})*+').fullmatch
+_NAME = re.compile(rf'(?:[^",]++|{_QUOTED})*').fullmatch
 _QUOTED_WORD = re.compile(_QUOTED)
 #: How many blanks part two words of a name means nothing, and readers do not keep it.
 _BLANKS = re.compile(" {2,}")
 _ESCAPE = re.compile(r"\\(.)")
-_LIST_ITEM = re.compile(rf'(?:[^",]++|{_QUOTED})*+')
+#: A quote by itself is never closed.
+_IN_LIST = re.compile(rf'{_QUOTED}|[",]').finditer
 
 #: C0, DEL, C1, the line and paragraph separators, and halves of surrogate pairs: in a header each
 #: of them is a line break or nonsense to somebody.
@@ -147,16 +150,13 @@ def _read_name(name: str) -> str:
 
 def _split_around_quotes(text: str) -> list[str]:
     items, start = [], 0
-    while start <= len(text):
-        item = _LIST_ITEM.match(text, start)
-        # The pattern can match nothing at all, so there always is a match; it stops early at a
-        # quote that is never closed, and what follows is the reason to refuse it.
-        end = item.end() if item else start
-        if text[end : end + 1] == '"':
+    for token in _IN_LIST(text):
+        if token[0] == '"':
             raise InvalidAddress("a quote in the list is never closed")
-        items.append(text[start:end])
-        start = end + 1
-    return items
+        if token[0] == ",":
+            items.append(text[start : token.start()])
+            start = token.end()
+    return [*items, text[start:]]
 
 
 def _check_local(local: str) -> None:

@@ -368,7 +368,7 @@ _MARKUP = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ATTRIBUTE = re.compile(
-    r"""([^\s=/>"']++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]++)))?+""",
+    r"""([^\s=/>"']++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]++)))?""",
 )
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _VOID = frozenset(
