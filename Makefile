@@ -33,7 +33,7 @@ run: $(INSTALLED) ## start Homing on SQLite, with a mail catcher and the dashboa
 test: $(INSTALLED_DEV) ## obtain and start the servers that the tests need, and run them all
 	@$(START_CLOCK); \
 	$(BIN)/python -m pytest -p tests.rerun -n $(PROCESSES) --dist worksteal $(ARGS); tests=$$?; \
-	if test $$tests -eq 1; then $(BIN)/python -m tests.rerun; tests=$$?; fi; \
+	if test $$tests -eq 1; then $(BIN)/python -m tests.rerun $(ARGS); tests=$$?; fi; \
 	$(BIN)/python scripts/clauses.py; clauses=$$?; \
 	$(STOP_CLOCK); \
 	test $$tests -eq 0 && test $$clauses -eq 0

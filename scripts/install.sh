@@ -90,7 +90,10 @@ fi
 # What nobody resolved may not fit together: a lock that was edited by hand, or is not for this Python, or packages
 # that are in .venv and in no lock (any more). An empty .venv tells the last from the others.
 if ! problems=$($installer check 2>&1); then
-    [ $kept = no ] || exec scripts/install.sh "$lock"
+    if [ $kept = yes ]; then
+        printf '.venv does not fit together, making it anew:\n%s\n' "$problems" >&2
+        exec scripts/install.sh "$lock"
+    fi
     printf '%s does not fit together, or not on this Python; make lock pins everything anew:\n%s\n' \
         "$lock" "$problems" >&2
     exit 1

@@ -33,7 +33,7 @@ LONG_FILES = {
     "tests/browser/test_messages.py": 18,
     "tests/test_hang.py": 45,
     "tests/test_rerun.py": 30,
-    "tests/test_install.py": 40,
+    "tests/test_install.py": 75,
     "tests/proof/test_exclusive_claims.py": 15,
     "tests/desk/test_bulk.py": 15,
     "tests/contract/test_search_plans.py": 14,

@@ -7,6 +7,7 @@ once with the plan for the given values and once with the generic one that a pre
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -47,6 +48,13 @@ class Plan:
         }
         #: By all scans together, kept or not.
         self.rows_read = sum(_rows(node) for node in scans if node["Node Type"] != "ModifyTable")
+        #: By table.
+        self.written: Counter[str] = Counter()
+        for node in _nodes(explained):
+            if node["Node Type"] == "ModifyTable":
+                self.written[node["Relation Name"]] += sum(
+                    child["Actual Rows"] for child in node["Plans"] if child["Parent Relationship"] == "Outer"
+                )
 
 
 def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -108,9 +116,8 @@ def _literal(value: Any) -> str:
 
 def our_batch(rows: int, **settled: Any) -> str:
     """Our hundred of a table with so many rows, each settled in the same way."""
-    return json.dumps(
-        [{"id": id, "fence": 1, **settled} for id in range(rows // OURS, rows + 1, rows // OURS)]
-    )
+    ids = range(rows // OURS, rows + 1, rows // OURS)
+    return json.dumps([{"id": id, "fence": 1, "key": f"k{id}", **settled} for id in ids])
 
 
 async def assert_only_ours_are_read(
@@ -133,7 +140,8 @@ async def assert_only_ours_are_read(
         for name, (query, given) in statements.items():
             for generic in (False, True):
                 plan = await plan_of(connection, query, given, generic=generic)
-                told = (name, statistics, generic, plan.rows_read, plan.buffers)
+                told = (name, statistics, generic, plan.rows_read, plan.buffers, plan.written)
+                assert plan.written[table] == OURS, told
                 # Each is found, locked, and found again to be changed; a reader may look at what hangs on it.
                 assert plan.rows_read <= OURS * 4, told
                 assert plan.buffers <= OURS * A_WRITE, told

@@ -1,4 +1,4 @@
-"""What failed in a run of all tests has one more try at its end, alone: `python -m tests.rerun`.
+"""What failed in a run of all tests has one more try at its end, alone: `python -m tests.rerun [OPTIONS]`.
 
 As a plugin (`-p tests.rerun`) it writes down what fails. Called after such a run, it runs the failed tests
 again, in one process. A test that passes then is flaky: it is listed, and the run has not failed for it.
@@ -73,7 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
 # ── once more ────────────────────────────────────────────────────────────────────────────────────
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    """With the options of the first run, but for what says which tests to run."""
+    options = [one for one in arguments if not Path(one.partition("::")[0]).exists()]
     if not FAILED.exists():
         return _fails("the run did not get as far as to tell what has failed")
     told = json.loads(FAILED.read_text(encoding="utf-8"))
@@ -84,7 +86,7 @@ def main() -> int:
         return _fails(f"{len(failed)} tests failed, and more than {MOST_FLAKY} are not tried again")
     print(f"\nonce more, alone, what failed: {len(failed)} of the tests", flush=True)
     again = Outcomes()
-    code = pytest.main(["-n", "0", *failed], plugins=[again])
+    code = pytest.main([*options, "-n", "0", *failed], plugins=[again])
     flaky = [test for test in failed if test in again.passed and test not in again.failed]
     _list({test: failed[test] for test in flaky})
     return 1 if code or len(flaky) < len(failed) else 0
@@ -105,4 +107,4 @@ def _list(flaky: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -69,7 +69,7 @@ class Outcome:
         self.last = self.first
         self.said = ""
         if self.first == 1:
-            self.last, self.said = self._run("tests.rerun")
+            self.last, self.said = self._run("tests.rerun", *arguments)
         flaky = folder / "build/flaky.txt"
         self.flaky = flaky.read_text() if flaky.exists() else ""
 
@@ -113,6 +113,13 @@ def test_one_that_fails_again_fails_the_run_and_the_other_is_listed(tmp_path: Pa
     assert "1 failed, 1 passed" in outcome.said
     assert outcome.flaky.startswith("test_it.py::test_flaky\n")
     assert "test_wrong" not in outcome.flaky
+
+
+def test_the_options_of_the_first_run_hold_for_the_second(tmp_path: Path) -> None:
+    warns = "import warnings\ndef test_warns():\n    warnings.warn('old')\n"
+    outcome = Outcome(tmp_path, warns, "test_it.py", "-W", "error:old")
+    assert (outcome.first, outcome.last) == (1, 1), outcome.said
+    assert "collected 1 item" in outcome.said
 
 
 def test_more_than_three_are_no_accident(tmp_path: Path) -> None:

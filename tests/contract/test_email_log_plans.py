@@ -18,9 +18,9 @@ ROWS = 100_000
 _STATUS = """CASE WHEN g % 10 <> 0 THEN 'Sent' WHEN g % 100 = 0 THEN 'Dead' WHEN g % 50 = 0 THEN 'RetryQueued'
     WHEN g % 20 = 0 THEN 'Failed' ELSE 'Pending' END"""
 POSTGRES_ROWS = f"""
-INSERT INTO email_log (to_address, subject, body, status, attempt_count, next_attempt_at, last_queued_at,
-    locked_by, locked_until, announced_at)
-SELECT 'a@example.org', 's', 'b', {_STATUS}, 1, now() + (g - 50000) * interval '1 second', now(),
+INSERT INTO email_log (message_key, to_address, subject, body, status, attempt_count, next_attempt_at,
+    last_queued_at, locked_by, locked_until, announced_at)
+SELECT 'k' || g, 'a@example.org', 's', 'b', {_STATUS}, 1, now() + (g - 50000) * interval '1 second', now(),
     CASE WHEN g % 50 = 0 AND g % 100 <> 0 THEN 'someone' END, CASE WHEN g % 50 = 0 THEN now() END, now()
 FROM generate_series(1, {ROWS}) AS g RETURNING 1
 """
@@ -84,7 +84,7 @@ async def test_postgres_settles_without_a_look_at_what_others_have_in_flight(
         await lane.sql(POSTGRES_ROWS)
         store: SqlStore[Any] = lane.emails if stage == "send" else lane.due
         names = ("settle", "renew", "release", *(["claim_these"] if stage == "send" else []))
-        batch = our_batch(ROWS, key="k", status="Sent", charged=1, published=True)
+        batch = our_batch(ROWS, status="Sent", charged=1, published=True)
         given = {**store._parameters, "batch": batch}
         await assert_only_ours_are_read(
             connection,

@@ -60,7 +60,6 @@ async def test_a_fan_out_reaches_every_subscriber_while_others_write(
     assert isinstance(measured, FannedOut)
     assert measured.seconds > 0
     assert measured.waited > 0, "somebody has written meanwhile"
-    assert measured.stalled >= 0
 
 
 def test_notifications_are_measured_by_the_mails_of_the_same_round() -> None:

@@ -36,8 +36,8 @@ _QUOTED_LOCAL = re.compile(
 ).fullmatch
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*").fullmatch
 
-#: Python before 3.11.5 mismatches where the last turn of a possessive repeat fails in its middle (CPython issue
-#: 106052), so no other group is repeated so.
+#: Python before 3.11.5 mismatches where the last turn of a possessive repeat fails in its middle (CPython
+#: issue 106052). This one cannot, so it may be one.
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 #: `name <address>`, where a quoted name may contain anything.
 _NAMED = re.compile(rf'((?:[^<>"]++|{_QUOTED})*)<([^<>]*)>').fullmatch
