@@ -140,6 +140,6 @@ def test_a_thread_that_never_ends_does_not_hold_up_a_worker(tmp_path: Path) -> N
 
 def test_a_thread_that_never_ends_does_not_hold_up_the_run(tmp_path: Path) -> None:
     """It has passed, but whatever waits for its process would wait for ever."""
-    exit_code, output = run(tmp_path, LEAVES_A_THREAD, processes=0, at_the_end=1)
+    exit_code, output = run(tmp_path, LEAVES_A_THREAD, processes=0, at_the_end=8)
     assert (exit_code, "1 passed" in output) == (1, True), output
-    assert "Timeout (0:00:01)" in output
+    assert "Timeout (0:00:08)" in output

@@ -12,7 +12,7 @@ from email.policy import default
 from pathlib import Path
 
 import pytest
-from tests.conftest import require_programs
+from tests.conftest import require_program
 from tests.desk.rows import Bench, bench
 
 from homing.messages.model import Detail, MailParts
@@ -210,7 +210,8 @@ PAYLOAD = """{"it's": "$HOME `id` \\\\ \\"quoted\\" ü"}"""
 
 @pytest.mark.parametrize("secret", ["a plain secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
 async def test_the_command_sends_what_a_receiver_verifies(sqlite_url: str, secret: str) -> None:
-    require_programs("bash", "curl", "openssl")
+    for program in ("bash", "curl", "openssl"):
+        require_program(program)
     quoted = PAYLOAD.replace("'", "''")
     async with bench(sqlite_url) as lanes, HttpSink() as sink:
         await lanes.run(
@@ -263,7 +264,8 @@ async def test_the_command_sends_the_payload_and_never_a_file(
     sqlite_url: str, tmp_path: Path, credentials: str
 ) -> None:
     """Payloads, URLs and headers are a producer's, and the command runs on an operator's machine."""
-    require_programs("bash", "curl", "openssl")
+    for program in ("bash", "curl", "openssl"):
+        require_program(program)
     secret = tmp_path / "secret"
     secret.write_text("of the operator")
     async with bench(sqlite_url) as lanes, HttpSink() as sink:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
 from tests.desk.rows import Bench, bench
 from tests.http.pages.visitor import door_with_people, visiting
+from tests.plans import Plan
 
 from homing.db import Query
 from homing.db.backlog import Snapshot
@@ -156,11 +158,11 @@ async def test_no_more_than_that_many_are_read_and_from_the_index(postgres_url: 
         assert await in_state(lanes, "mail_outbox", "queued", 100) == HowMany(100, is_lower_bound=True)
         assert await in_state(lanes, "mail_outbox", "queued", 500) == HowMany(500)
         counted = counted_up_to(LAYOUT.table, ["o.status = 'queued'"], 101, "postgres")
-        explain = Query("explain", f"EXPLAIN (ANALYZE, TIMING OFF) {counted.sql}", (), False)
+        explain = Query("explain", f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {counted.sql}", (), False)
         _set, rows = await lanes.homing.database.fetch_all([BY_INDEX, explain], {})
-        plan = "\n".join(row[0] for row in rows)
+        ((plan,),) = rows
         assert "mail_outbox_due" in plan
-        assert "rows=101 loops" in plan
+        assert Plan(json.loads(plan)[0]["Plan"]).rows_read == 101
 
 
 async def test_a_bulk_page_says_at_least_and_the_run_counts_to_the_last(
