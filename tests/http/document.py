@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from jsonschema import Draft202012Validator
 from msgspec import Struct
+from tests.http.places import Places
 
 METHODS = ("get", "put", "post", "patch", "delete")
 #: What a client acts on: an answer has one of these where the document says so, and nowhere else.
@@ -46,11 +47,20 @@ class Document:
     def __init__(self, told: Mapping[str, Any]) -> None:
         self.told = closed(told)
         self.operations = {one.name: one for one in self._operations()}
+        self.places = Places(self.told["components"])
+        for operation in self.operations.values():
+            self._describe_successes(operation)
         self._validator = cache(self._make_validator)
 
     def _operations(self) -> Iterator[Operation]:
         for path, methods in self.told["paths"].items():
             yield from (Operation(name.upper(), path, methods[name]) for name in METHODS if name in methods)
+
+    def _describe_successes(self, operation: Operation) -> None:
+        for status, response in operation.told["responses"].items():
+            if int(status) < 300:
+                for content in response["content"].values():
+                    self.places.describe(content["schema"], f"{operation.name} {status}")
 
     def compare(self, operation: Operation, answer: httpx.Response) -> None:
         """Fails unless status, media type, headers and all of the body are described."""
@@ -67,6 +77,9 @@ class Document:
             for error in self._validator(operation, status, media).iter_errors(body)
         ]
         assert not wrong, f"{wrong}: {asked}"
+        if answer.is_success:
+            schema = response["content"][media]["schema"]
+            self.places.visit(schema, body, f"{operation.name} {status}")
 
     def _compare_headers(
         self, described: Mapping[str, Mapping[str, Any]], answer: httpx.Response, asked: str

@@ -18,6 +18,7 @@ from litestar.routes import HTTPRoute
 from msgspec import Struct
 from tests.http.document import Document, Operation
 from tests.http.door import Door, opened_door, url_with_tables
+from tests.http.full_rows import deliver_a_job, fill
 
 from homing.access.scopes import SCOPES
 from homing.db.queries import Query
@@ -39,12 +40,21 @@ JOB = {**TARGET, "source": "shop", "type": "order.paid", "payload": "{}", "idemp
 SEAT = {"termId": "20269", "campusCode": "NB", "indexNumber": "09214"}
 OPENED = {**SEAT, "statusBefore": "Closed", "statusAfter": "Open"}
 CONFIG = {
-    "queues": [{"queueUri": "jobs.fifo", "queueName": "jobs"}],
-    "processingPools": [{"code": "DISPATCH-POOL", "concurrency": 5}],
+    "queues": [{"queueUri": "jobs.fifo", "queueName": "jobs", "connections": 2}],
+    "processingPools": [{"code": "DISPATCH-POOL", "concurrency": 5, "rateLimitPerMinute": 60}],
 }
 JSON = {"Content-Type": "application/json"}
 TOO_DEEP = b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1)
 SUBSCRIPTION = "/api/notifications/subscriptions/{id}"
+
+
+#: What no answer here has a value for, and why.
+NEVER_SEEN = {
+    "Me.role": "a key has none; who logs in has one",
+    "LaneView.atLeast[]": "there are more than are counted in full",
+    "MessagePage.notes[]": "the database of a lane is away",
+    "OverviewView.notes[]": "the database of a lane is away",
+}
 
 
 class Call(Struct, frozen=True):
@@ -58,8 +68,12 @@ class Call(Struct, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-def calls(jobs: list[str], credentials: str, token: Callable[[str], str]) -> Iterator[Call]:
-    """In this order, on what `door` has put in: mails, jobs and emails 1 and 3 wait, 2 and 4 are over."""
+def calls(jobs: list[str], credentials: str, token: Callable[[str], str], address: str) -> Iterator[Call]:
+    """In this order, on what `door` has put in: mails, jobs and emails 1 and 3 wait, 2 and 4 are over.
+
+    First what was full from the beginning is looked at: the last of the jobs, mail 5, email 4.
+    """
+    yield from _full(jobs.pop())
     yield from (Call("GET /health/live", 200), Call("GET /health/ready", 200), Call("GET /metrics", 200))
     yield from _mails()
     yield from _jobs(jobs, credentials, token)
@@ -67,6 +81,34 @@ def calls(jobs: list[str], credentials: str, token: Callable[[str], str]) -> Ite
     yield from _emails()
     yield from _notifications()
     yield from _desk(jobs)
+    # To something that answers.
+    yield Call("POST /api/dispatch/targets/validate", 200, json={"targetUrl": f"{address}/health/live"})
+
+
+def _full(job: str) -> Iterator[Call]:
+    yield Call("GET /api/dispatch/statistics", 200)
+    yield Call("GET /api/dispatch/dead", 200)
+    yield Call("GET /api/dispatch/dead", 200, params={"errorClass": "http_500", "size": "1"})
+    for size in ("50", "1"):
+        yield Call("GET /api/dispatch/jobs", 200, params={"size": size})
+    yield Call("GET /api/dispatch/jobs/{job_id}", 200, (job,))
+    yield Call("GET /api/dispatch/jobs/{job_id}/attempts", 200, (job,))
+    yield Call("GET /api/dispatch/targets", 200)
+    yield Call("GET /api/mail", 200, params={"limit": "50"})
+    yield Call("GET /api/mail/{mail_id}", 200, ("outbox_5",))
+    yield Call("GET /api/emails", 200, params={"limit": "50"})
+    yield Call("GET /api/emails/{id}", 200, ("email_4",))
+    for id in ("outbox_5", "email_4", job):
+        yield Call("GET /api/messages/{message_id}", 200, (id,))
+    for line in ("", "zzz"):
+        yield Call("GET /api/messages", 200, params={"q": line, "limit": "50"})
+    yield Call("GET /api/notifications", 200, params={"limit": "50"})
+    for id in ("notification_1", "notification_2"):
+        yield Call("GET /api/notifications/{id}", 200, (id,))
+    yield Call("GET /api/notifications/subscriptions", 200)
+    yield Call(f"GET {SUBSCRIPTION}", 200, ("1",))
+    for limit in ("1", "10"):
+        yield Call("GET /api/bulk", 200, params={"limit": limit})
 
 
 def _mails() -> Iterator[Call]:
@@ -116,16 +158,15 @@ def _jobs(ids: list[str], credentials: str, token: Callable[[str], str]) -> Iter
     yield Call(f"POST {jobs}/{{job_id}}/cancel", 200, ended)
     yield Call(f"POST {jobs}/cancel", 200, json={"filter": {"source": "shop"}})
     yield Call(f"POST {jobs}/requeue", 200, json={"all": True})
-    yield Call("GET /api/dispatch/dead", 200)
-    yield Call("GET /api/dispatch/dead", 200, params={"errorClass": "http_500", "size": "1"})
-    yield Call("GET /api/dispatch/statistics", 200)
     targets = "/api/dispatch/targets"
-    yield Call(f"PUT {targets}", 200, json={**TARGET, "maxConcurrency": 2})
+    yield Call(f"PUT {targets}", 200, json={**TARGET, "maxConcurrency": 2, "ratePerSecond": 5})
     yield Call(f"PUT {targets}", 409, json={**TARGET, "maxConcurrency": 3, "limitsVersion": "1/-"})
     yield Call(f"POST {targets}/pause", 200, json={**TARGET, "seconds": 60, "reason": "a test"})
     yield Call(f"GET {targets}", 200)
     yield Call(f"GET {jobs}/{{job_id}}", 200, (ids[2],))
     yield Call(f"POST {targets}/resume", 200, json=TARGET)
+    of_credentials = {**TARGET, "credentialsId": credentials, "maxConcurrency": 2}
+    yield Call(f"PUT {targets}", 200, json=of_credentials)
     yield Call(f"POST {targets}/validate", 200, json={**TARGET, "credentialsId": credentials})
     yield Call("PUT /api/config", 200, json=CONFIG)
     yield Call("GET /api/config", 200)
@@ -138,6 +179,8 @@ def _credentials(id: str) -> Iterator[Call]:
     yield Call(f"GET {path}", 200, params={"limit": "1"})
     yield Call(f"GET {path}/{{credentials_id}}", 200, (id,))
     yield Call(f"POST {path}/{{credentials_id}}/rotate", 200, (id,), json={"graceSeconds": 60})
+    yield Call(f"GET {path}/{{credentials_id}}", 200, (id,))
+    yield Call(f"GET {path}", 200)
     yield Call(f"DELETE {path}/{{credentials_id}}", 409, (id,))
     yield Call(f"DELETE {path}/{{credentials_id}}", 200, (id,), params={"force": "true"})
 
@@ -184,8 +227,8 @@ def _notifications() -> Iterator[Call]:
 def _desk(jobs: list[str]) -> Iterator[Call]:
     yield Call("GET /api/access/me", 200)
     yield Call("GET /api/audit", 200, params={"limit": "20"})
-    yield Call("GET /api/alerts", 200)
     yield Call("POST /api/alerts/{id}/silence", 200, ("1",), json={"seconds": 60})
+    yield Call("GET /api/alerts", 200)
     yield Call("GET /api/overview", 200)
     yield Call("GET /api/messages", 200, params={"limit": "3"})
     message = "/api/messages/{message_id}"
@@ -201,8 +244,8 @@ def _desk(jobs: list[str]) -> Iterator[Call]:
     yield Call("POST /api/bulk", 200, json=line)
     yield Call("POST /api/bulk", 202, json={**line, "dryRun": False})
     yield Call("GET /api/bulk", 200)
-    yield Call("GET /api/bulk/{run_id}", 200, ("1",))
-    yield Call("POST /api/bulk/{run_id}/cancel", 200, ("1",))
+    yield Call("GET /api/bulk/{run_id}", 200, ("3",))
+    yield Call("POST /api/bulk/{run_id}/cancel", 200, ("3",))
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────
@@ -307,7 +350,7 @@ async def contract(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Co
         key = await door.key()
         told = (await door.ask("GET", "/openapi.json", key)).json()
         jobs, credentials = await _some_of_each(door, key)
-        asked = [*calls(jobs, credentials, door.homing.jobs_part.process_tokens.token)]
+        asked = [*calls(jobs, credentials, door.homing.jobs_part.process_tokens.token, door.address)]
         bodies = {call.operation: call for call in reversed(asked) if call.status < 300}
         facts = dict(facts_of(door.app))
         yield Contract(door, Document(told), key, asked, bodies, facts)
@@ -322,8 +365,9 @@ async def _some_of_each(door: Door, key: str) -> tuple[list[str], str]:
     await door.deliver()
     await door.sql("UPDATE mail_outbox SET next_attempt_at = '2099-01-01T00:00:00.000Z'"
                    " WHERE status = 'queued' RETURNING id")  # fmt: skip
-    made = await door.homing.credentials.create(CreateCredentials(name="shop"))
-    jobs = [await _job(door, made.row["id"], state) for state in ("PENDING", "ERROR", "PENDING")]
+    await deliver_a_job(door, key)
+    made = await door.homing.credentials.create(CreateCredentials(name="shop", generate=("signingKey",)))
+    jobs = [await _job(door, made.row["id"], state) for state in ("PENDING", "ERROR", "PENDING", "ERROR")]
     for state, reason in (("Pending", None), ("Dead", "InvalidRecipient"), ("Dead", "InvalidRecipient")):
         await door.sql("INSERT INTO email_log (to_address, subject, body, status, dead_reason)"
                        " VALUES ('ann@example.org', 'Hi', 'Hello.', :state, :reason) RETURNING id",
@@ -347,13 +391,14 @@ async def _some_of_each(door: Door, key: str) -> tuple[list[str], str]:
         " VALUES (:cause, 'target', 'fired', '{}', '[\"mail\"]') RETURNING id",
         cause=f"target:{TARGET_ORIGIN}",
     )
-    return jobs, text_of(made.row["id"])
+    return [*jobs, await fill(door, key)], text_of(made.row["id"])
 
 
 async def _job(door: Door, credentials: int, state: str) -> str:
     (row,) = await door.sql(
         "INSERT INTO dispatch_job (source, type, target_url, target, payload, status, credentials_id,"
-        " error_class) VALUES ('shop', 'order.paid', :url, :target, '{}', :state, :credentials, :error_class)"
+        " error_class, last_error) VALUES ('shop', 'order.paid', :url, :target, '{}', :state, :credentials,"
+        " :error_class, :error_class)"
         " RETURNING id",
         url=TARGET["targetUrl"],
         target=TARGET_ORIGIN,
@@ -365,7 +410,7 @@ async def _job(door: Door, credentials: int, state: str) -> str:
 
 
 async def test_every_operation_answers_as_the_document_says(contract: Contract) -> None:
-    """Each success and each error that a route describes itself, and no route is left out."""
+    """Each success and each error that a route describes itself; no route and no property is left out."""
     seen: dict[str, set[int]] = {name: set() for name in contract.document.operations}
     for call in contract.calls:
         answer = await contract.answer(call, contract.key)
@@ -373,6 +418,8 @@ async def test_every_operation_answers_as_the_document_says(contract: Contract) 
         seen[call.operation].add(answer.status_code)
     unseen = {one.name: one.own - seen[one.name] - {500, 503} for one in contract.operations}
     assert not {name: statuses for name, statuses in unseen.items() if statuses}, "give them a call"
+    places = contract.document.places
+    assert places.described - places.visited == NEVER_SEEN.keys(), "no answer had a value there"
 
 
 # ── what follows from what kind of operation it is ──────────────────────────────────────────────
