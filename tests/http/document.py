@@ -9,8 +9,11 @@ from typing import Any
 import httpx
 from jsonschema import Draft202012Validator
 from msgspec import Struct
+from tests.http.places import Places
 
 METHODS = ("get", "put", "post", "patch", "delete")
+#: What a client acts on: an answer has one of these where the document says so, and nowhere else.
+TELLING = frozenset({"www-authenticate", "retry-after", "location", "allow"})
 
 
 class Operation(Struct, frozen=True, eq=False):
@@ -44,12 +47,20 @@ class Document:
     def __init__(self, told: Mapping[str, Any]) -> None:
         self.told = closed(told)
         self.operations = {one.name: one for one in self._operations()}
-        self.compared = 0
+        self.places = Places(self.told["components"])
+        for operation in self.operations.values():
+            self._describe_successes(operation)
         self._validator = cache(self._make_validator)
 
     def _operations(self) -> Iterator[Operation]:
         for path, methods in self.told["paths"].items():
             yield from (Operation(name.upper(), path, methods[name]) for name in METHODS if name in methods)
+
+    def _describe_successes(self, operation: Operation) -> None:
+        for status, response in operation.told["responses"].items():
+            if int(status) < 300:
+                for content in response["content"].values():
+                    self.places.describe(content["schema"], f"{operation.name} {status}")
 
     def compare(self, operation: Operation, answer: httpx.Response) -> None:
         """Fails unless status, media type, headers and all of the body are described."""
@@ -59,15 +70,25 @@ class Document:
         media = answer.headers["content-type"].partition(";")[0]
         response = self._resolved(operation.told["responses"][status])
         assert media in response["content"], f"the document names no {media}: {asked}"
-        missing = {name for name in response.get("headers", ()) if name not in answer.headers}
-        assert not missing, f"without {missing}: {asked}"
+        self._compare_headers(response.get("headers", {}), answer, asked)
         body = answer.json() if media == "application/json" else answer.text
         wrong = [
             f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}"
             for error in self._validator(operation, status, media).iter_errors(body)
         ]
         assert not wrong, f"{wrong}: {asked}"
-        self.compared += 1
+        if answer.is_success:
+            schema = response["content"][media]["schema"]
+            self.places.visit(schema, body, f"{operation.name} {status}")
+
+    def _compare_headers(
+        self, described: Mapping[str, Mapping[str, Any]], answer: httpx.Response, asked: str
+    ) -> None:
+        required = {name.lower() for name, header in described.items() if header["required"]}
+        missing = required - answer.headers.keys()
+        assert not missing, f"without {missing}: {asked}"
+        undescribed = (TELLING & answer.headers.keys()) - {name.lower() for name in described}
+        assert not undescribed, f"the document names no {undescribed}: {asked}"
 
     def _resolved(self, response: Mapping[str, Any]) -> Mapping[str, Any]:
         name = response.get("$ref", "").rpartition("/")[2]

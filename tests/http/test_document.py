@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from html import unescape
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from tests.http.door import Door, opened_door, url_with_tables
+
+from homing.http.access import handlers_of
 
 CLIENT = "homing_client"
 #: Without the formatter, which is for those who keep the client.
@@ -31,6 +36,48 @@ async def test_the_document_is_valid(door: Door) -> None:
     document = (await door.ask("GET", "/openapi.json", await door.key())).json()
     assert document["openapi"].startswith("3.1")
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+
+
+async def test_no_two_paths_can_be_taken_for_each_other(door: Door) -> None:
+    """As `redocly lint` counts: as many templates in both, and every word of one is a word or a template
+    of the other.
+    """
+    document = (await door.ask("GET", "/openapi.json", await door.key())).json()
+    paths = [path.split("/") for path in document["paths"]]
+    assert len(paths) > 20
+    ambiguous = [
+        (one, other)
+        for one, other in combinations(paths, 2)
+        if shape(one) == shape(other) and alike(one, other)
+    ]
+    assert not ambiguous
+
+
+async def test_people_read_every_path_as_it_is_asked(door: Door) -> None:
+    """The page shows none of what the document does for tools alone."""
+    answer = await door.ask("GET", "/docs", await door.key(), headers={"Accept": "text/html"})
+    page = unescape(answer.text)
+    shown = re.findall(r'<span class="method">(\w+)</span> <code>([^<]+)</code>', page)
+    there = {
+        (method, path)
+        for path, method, handler in handlers_of(door.app)
+        if handler.resolve_include_in_schema() and method != "HEAD"
+    }
+    assert set(shown) == there
+    assert len(shown) == len(there)
+    for article in page.split("<article")[1:]:
+        path = article.partition("<code>")[2].partition("</code>")[0]
+        named = re.findall(r"<code>(\w+)</code></th><td [^>]*>path<", article)
+        assert sorted(named) == sorted(re.findall(r"{(\w+)}", path)), path
+
+
+def shape(path: list[str]) -> tuple[int, int]:
+    """How many parts, and how many of them are templates."""
+    return len(path), sum(part.startswith("{") for part in path)
+
+
+def alike(one: list[str], other: list[str]) -> bool:
+    return all(a == b or "{" in (a[:1], b[:1]) for a, b in zip(one, other, strict=True))
 
 
 def generate(document: bytes, folder: Path) -> None:

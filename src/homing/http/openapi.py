@@ -106,13 +106,24 @@ def _complete(operation: dict[str, Any], path: str, method: str, opt: Mapping[st
         _describe_body(body, is_read_later=bool(opt.get("reads_own_body")))
     described = {int(status): one for status, one in operation["responses"].items() if not _is_litestars(one)}
     _share_headers(described)
-    known = {status: {"$ref": _REF.format(kind="responses", name=_KNOWN[status][0])}
-             for status in _statuses(operation, path, method, opt)}  # fmt: skip
+    if 401 in described:
+        # Whoever refuses says which kind of key is needed, the door or the route itself.
+        described[401]["headers"] = _headers(401)
+    known = _known(path, set(_plain_statuses(operation, path, method, opt)))
     operation["responses"] = {str(status): one for status, one in sorted({**known, **described}.items())}
 
 
-def _statuses(operation: dict[str, Any], path: str, method: str, opt: Mapping[str, Any]) -> Iterable[int]:
-    return {status_at(path, status) for status in _plain_statuses(operation, path, method, opt)}
+def _known(path: str, plain: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Those that others tell apart may be one here, which is described as all of them then."""
+    meanings: dict[int, list[int]] = {}
+    for status in sorted(plain):
+        meanings.setdefault(status_at(path, status), []).append(status)
+    return {
+        status: {"$ref": _REF.format(kind="responses", name=_KNOWN[status][0])}
+        if meant == [status]
+        else _response(*meant)
+        for status, meant in meanings.items()
+    }
 
 
 def _plain_statuses(
@@ -186,13 +197,22 @@ def _exceptions(opt: Mapping[str, Any]) -> Collection[str]:
     return names
 
 
-def _response(status: int) -> dict[str, Any]:
+def _response(*meant: int) -> dict[str, Any]:
     schema = {"$ref": _REF.format(kind="schemas", name="ErrorReply")}
     response: dict[str, Any] = {
-        "description": _KNOWN[status][1],
+        "description": "; or: ".join(_KNOWN[status][1] for status in meant),
         "content": {"application/json": {"schema": schema}},
     }
-    if status in _HEADERS:
-        name, description = _HEADERS[status]
-        response["headers"] = {name: {"description": description, "schema": {"type": "string"}}}
+    if headers := _headers(*meant):
+        response["headers"] = headers
     return response
+
+
+def _headers(*meant: int) -> dict[str, Any]:
+    """Always there, unless the answer means something else as well."""
+    return {
+        name: {"description": description, "required": len(meant) == 1, "schema": {"type": "string"}}
+        for status in meant
+        if status in _HEADERS
+        for name, description in [_HEADERS[status]]
+    }

@@ -44,17 +44,29 @@ def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _operation(path: str, method: str, told: dict[str, Any]) -> dict[str, Any]:
+    parameters = told.get("parameters", [])
     body = told.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     names = re.findall(r"#/components/schemas/(\w+)", str(body)) if body else []
     return {
-        "path": path,
+        "path": _as_asked(path, parameters),
         "method": method.upper(),
         "area": (told.get("tags") or ["other"])[0],
         "body": names[0] if names else None,
         "summary": told.get("summary", ""),
         "description": told.get("description", ""),
-        "parameters": [_parameter(one) for one in told.get("parameters", [])],
+        "parameters": [_parameter(one) for one in parameters if not _is_fixed(one)],
     }
+
+
+def _as_asked(path: str, parameters: list[dict[str, Any]]) -> str:
+    """What has one value only stands in the path as it is: nobody chooses it."""
+    for one in filter(_is_fixed, parameters):
+        path = path.replace(f"{{{one['name']}}}", one["schema"]["const"])
+    return path
+
+
+def _is_fixed(parameter: dict[str, Any]) -> bool:
+    return "const" in parameter.get("schema", {})
 
 
 def _parameter(told: dict[str, Any]) -> dict[str, Any]:

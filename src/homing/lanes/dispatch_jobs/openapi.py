@@ -12,7 +12,11 @@ from homing.lanes.dispatch_jobs.orders import LONGEST_VALUE, METADATA_KEY
 
 #: A value of that type is all that says which type the header has.
 LOCATION = ResponseHeader(
-    name="Location", description="Where the job can be looked at", value="", documentation_only=True
+    name="Location",
+    description="Where the job can be looked at",
+    value="",
+    required=True,
+    documentation_only=True,
 )
 
 

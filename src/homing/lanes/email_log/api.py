@@ -29,7 +29,11 @@ from homing.replies import RequeueReply, answers, errors
 
 #: A value of that type is all that says which type the header has.
 _LOCATION = ResponseHeader(
-    name="Location", description="Where the email can be looked at", value="", documentation_only=True
+    name="Location",
+    description="Where the email can be looked at",
+    value="",
+    required=True,
+    documentation_only=True,
 )
 _NO_CURSOR = errors({404: "`before` is not the id of an email"})
 _NOT_NOW = errors({409: "The email is in a state in which that cannot be done"})
