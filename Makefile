@@ -68,7 +68,7 @@ bench-scale: $(INSTALLED_DEV) ## measure claims as the table grows to 10,000,000
 	@$(BIN)/homing bench scale --lane dispatch_jobs --rows 10000 --rows 1000000 --rows 10000000 $(ARGS)
 	@$(BIN)/homing bench search --rows 5000000
 
-clauses: $(INSTALLED) ## print which tests prove which clause of docs/contracts.md
+clauses: $(INSTALLED) ## print which clause of docs/contracts.md is proven, by which tests of the last run
 	@$(BIN)/python scripts/clauses.py
 
 config: $(INSTALLED) ## write config.default.toml anew from the settings

@@ -2,20 +2,30 @@
 
     python scripts/clauses.py [ROOT]
 
-Reads the marks `@pytest.mark.clause("OUT-04", …)` without running a test. Fails when a clause of a
-lane that exists has no test, when a mark names a clause that is not in the list, and when a mark
-stands where it proves nothing. A clause whose promise begins with "*To come:*" is not asked for yet.
+Reads the marks `@pytest.mark.clause("OUT-04", …)` without running a test, and how the tests ended from
+what `make test` wrote (build/tests.json, by tests/rerun.py). A clause is proven when each of its tests,
+with all its parameters, passed when it was run last; else the worst of them is printed in that place:
+
+    FAILED    one of its tests failed
+    skipped   one was skipped, or was expected to fail
+    not run   no result is known of one: `make test` was not run yet, or only for other tests
+
+Fails when a clause of a lane that exists has no test or one that failed, when a mark names a clause that
+is not in the list, and when a mark stands where it proves nothing. A clause whose promise begins with
+"*To come:*" is not asked for yet.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 #: The lane that a clause belongs to, by the letters it begins with.
 LANES = {
@@ -29,6 +39,8 @@ _LINE = re.compile(r"^\| ([A-Z]+-\d+) \| (.+) \|$", re.MULTILINE)
 #: How the promise of a clause begins whose lane exists and whose code does not.
 _TO_COME = "*To come:*"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+#: How tests end, the worst first, and what is printed of their clause.
+_WORDS: Final = {"failed": "FAILED", "skipped": "skipped", "not run": "not run", "passed": "proven"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,20 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Results:
+    """How tests ended when they were run last, by where they are written."""
+
+    ends: Mapping[str, frozenset[str]]
+    #: When the first of them ended, and the last.
+    times: tuple[str, str] | None = None
+
+    def of(self, test: str) -> str:
+        """The worst of all its parameters, and of all classes that inherit it."""
+        ends = self.ends.get(test, frozenset())
+        return next((end for end in _WORDS if end in ends), "not run")
+
+
+@dataclass(frozen=True)
 class Report:
     """What is proven by what, and what is wrong."""
 
@@ -47,6 +73,12 @@ class Report:
     #: The clauses that need a test now.
     due: frozenset[str]
     problems: tuple[str, ...] = field(default=())
+    results: Results = field(default_factory=lambda: Results({}))
+
+    def end_of(self, clause: str) -> str:
+        """The worst that became of its tests."""
+        ends = {self.results.of(test) for test in self.proofs[clause]}
+        return next((end for end in _WORDS if end in ends), "not run")
 
 
 # --- reading the tests -------------------------------------------------------------------------
@@ -161,6 +193,23 @@ def examine(root: Path) -> Report:
             *_unproven(proofs, due),
             *_come(promises, proofs),
         ),
+        read_results(root),
+    )
+
+
+def read_results(root: Path) -> Results:
+    path = root / "build" / "tests.json"
+    told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    ends: dict[str, set[str]] = defaultdict(set)
+    for name, one in told.items():
+        # By its own name, and by that of its class: a class that inherits its tests stands for them.
+        own = name.partition("[")[0]
+        for test in {one["test"], own, own.rpartition("::")[0]}:
+            ends[test].add(one["outcome"])
+    times = sorted(one["at"] for one in told.values())
+    return Results(
+        {test: frozenset(found) for test, found in ends.items()},
+        (times[0], times[-1]) if times else None,
     )
 
 
@@ -220,22 +269,29 @@ def table(report: Report) -> Iterator[str]:
         yield f"{prefix} · {LANES.get(prefix, 'no lane')}{state}"
         for clause, tests in report.proofs.items():
             if _prefix(clause) == prefix and (tests or clause in report.due):
-                yield from _rows(clause, tests)
+                yield from _rows(report, clause)
         yield ""
 
 
-def _rows(clause: str, tests: tuple[str, ...]) -> Iterator[str]:
-    for label, test in zip([clause, *[""] * len(tests)], tests or ("NONE",), strict=False):
-        yield f"  {label:<8}{test}"
+def _rows(report: Report, clause: str) -> Iterator[str]:
+    tests = report.proofs[clause]
+    if not tests:
+        yield f"  {clause:<8}NONE"
+    for number, test in enumerate(tests):
+        label, end = (clause, _WORDS[report.end_of(clause)]) if number == 0 else ("", "")
+        own = report.results.of(test)
+        yield f"  {label:<8}{end:<9}{test}{'' if own == 'passed' else f' ({own})'}"
 
 
 def summary(report: Report) -> str:
-    proven = sum(bool(report.proofs[clause]) for clause in report.due)
+    ends = Counter(report.end_of(clause) for clause in report.due)
     tests = {test for clause in report.due for test in report.proofs[clause]}
     to_come = len(report.proofs) - len(report.due)
+    others = "".join(f"{ends[end]} {end}, " for end in ("failed", "skipped", "not run") if ends[end])
+    when = " (results of {} to {})".format(*report.results.times) if report.results.times else ""
     return (
-        f"clauses: {proven} of {len(report.due)} proven by {len(tests)} tests, "
-        f"{to_come} to come, {len(report.problems)} problems"
+        f"clauses: {ends['passed']} of {len(report.due)} proven by {len(tests)} tests, {others}"
+        f"{to_come} to come, {len(report.problems)} problems{when}"
     )
 
 
@@ -246,7 +302,8 @@ def main(arguments: list[str]) -> int:
     for problem in report.problems:
         print(f"PROBLEM {problem}")
     print(summary(report))
-    return 1 if report.problems else 0
+    has_failed = any(report.end_of(clause) == "failed" for clause in report.due)
+    return 1 if report.problems or has_failed else 0
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ LONG_FILES = {
     "tests/test_install.py": 75,
     "tests/proof/test_exclusive_claims.py": 15,
     "tests/desk/test_bulk.py": 15,
+    "tests/contract/test_oldest_due.py": 25,
     "tests/contract/test_search_plans.py": 14,
     "tests/proof/test_fairness.py": 10,
 }

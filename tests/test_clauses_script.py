@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -21,6 +22,9 @@ CONTRACTS = """
 BOTH = '@pytest.mark.clause("OUT-01", "OUT-02")\ndef test_both(): ...\n'
 
 
+IT = "tests/deep/test_it.py"
+
+
 class Project:
     """A folder with a list of clauses, a lane and tests."""
 
@@ -33,6 +37,18 @@ class Project:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+    def ended(self, **outcomes: str) -> None:
+        """How the tests of the last run ended."""
+        told = {
+            f"{IT}::{name.replace('__', '[', 1)}{']' if '__' in name else ''}": {
+                "test": f"{IT}::{name.partition('__')[0]}",
+                "outcome": outcome,
+                "at": "2026-11-19T05:00:00+00:00",
+            }
+            for name, outcome in outcomes.items()
+        }
+        self.write("build/tests.json", json.dumps(told))
 
     def clauses(self, test: str = "") -> tuple[int, str]:
         """Exit code and output with this one test file."""
@@ -49,11 +65,95 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_names_the_tests_of_every_clause(project: Project) -> None:
+    project.ended(test_both="passed")
     code, output = project.clauses(BOTH)
     assert code == 0
-    assert "  OUT-01  tests/deep/test_it.py::test_both\n" in output
-    assert "  OUT-02  tests/deep/test_it.py::test_both\n" in output
-    assert output.endswith("clauses: 2 of 2 proven by 1 tests, 1 to come, 0 problems\n")
+    assert "  OUT-01  proven   tests/deep/test_it.py::test_both\n" in output
+    assert "  OUT-02  proven   tests/deep/test_it.py::test_both\n" in output
+    assert output.endswith(
+        "clauses: 2 of 2 proven by 1 tests, 1 to come, 0 problems "
+        "(results of 2026-11-19T05:00:00+00:00 to 2026-11-19T05:00:00+00:00)\n"
+    )
+
+
+TWO = """
+@pytest.mark.clause("OUT-01")
+def test_one(): ...
+
+@pytest.mark.clause("OUT-01", "OUT-02")
+def test_two(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "code"),
+    [
+        ({"test_one": "passed", "test_two": "passed"}, "proven", 0),
+        ({"test_one": "passed"}, "not run", 0),
+        ({}, "not run", 0),
+        ({"test_one": "passed", "test_two": "failed"}, "FAILED", 1),
+        ({"test_one": "skipped", "test_two": "failed"}, "FAILED", 1),
+        ({"test_two": "skipped"}, "skipped", 0),
+        ({"test_one": "passed", "test_two__sqlite": "passed", "test_two__postgres": "passed"}, "proven", 0),
+        ({"test_one": "passed", "test_two__sqlite": "passed", "test_two__postgres": "skipped"}, "skipped", 0),
+        ({"test_one": "passed", "test_two__sqlite": "passed", "test_two__postgres": "failed"}, "FAILED", 1),
+    ],
+)
+def test_a_clause_is_proven_when_all_its_tests_passed_with_all_their_parameters(
+    project: Project, ended: dict[str, str], state: str, code: int
+) -> None:
+    project.ended(**ended)
+    found, output = project.clauses(TWO)
+    assert found == code
+    assert f"  OUT-01  {state:<9}tests/deep/test_it.py::test_one" in output
+    assert ("2 of 2 proven" in output) == (state == "proven")
+
+
+def test_without_any_run_nothing_is_proven(project: Project) -> None:
+    code, output = project.clauses(BOTH)
+    assert code == 0
+    assert "  OUT-01  not run  tests/deep/test_it.py::test_both (not run)\n" in output
+    assert output.endswith("clauses: 0 of 2 proven by 1 tests, 2 not run, 1 to come, 0 problems\n")
+
+
+SUITE = """
+import pytest
+
+class Suite:
+    @pytest.mark.clause("OUT-01")
+    def test_common(self): pass
+
+@pytest.mark.clause("OUT-02")
+class TestOne(Suite): pass
+
+class TestOther(Suite):
+    @pytest.mark.xfail(strict=False)
+    def test_own(self): assert False
+
+@pytest.mark.clause("OUT-02")
+@pytest.mark.parametrize("n", [1, 2])
+def test_with(n): pass
+"""
+
+
+def test_what_a_real_run_writes_is_what_is_read(project: Project) -> None:
+    """Also of a suite that is written in one place and run in others, in several processes."""
+    project.write("tests/__init__.py", "")
+    project.write("tests/deep/__init__.py", "")
+    project.clauses(SUITE)
+    project.write(
+        "pytest.ini", "[pytest]\ntestpaths = tests\nmarkers = clause\naddopts = --import-mode=importlib\n"
+    )
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "tests.rerun", "-n", "2"]
+    # The plugin is ours; the package `tests` is the project's, as far as it goes.
+    project.write("tests/rerun.py", (PROJECT / "tests/rerun.py").read_text())
+    done = subprocess.run(run, cwd=project.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = project.clauses(SUITE)
+    assert code == 0
+    assert "  OUT-01  proven   tests/deep/test_it.py::Suite::test_common\n" in output
+    assert "  OUT-02  proven   tests/deep/test_it.py::TestOne\n" in output
+    assert "clauses: 2 of 2 proven" in output
 
 
 @pytest.mark.parametrize(
@@ -75,7 +175,7 @@ def test_sees_every_kind_of_mark(project: Project, test: str, proof: str) -> Non
     project.write("tests/test_first.py", '@pytest.mark.clause("OUT-01")\ndef test_claim(): ...\n')
     code, output = project.clauses(test)
     assert code == 0, output
-    assert f"  OUT-02  tests/deep/test_it.py{proof}\n" in output
+    assert f"  OUT-02  not run  tests/deep/test_it.py{proof} (not run)\n" in output
 
 
 def test_fails_for_a_clause_without_test(project: Project) -> None:
@@ -138,5 +238,5 @@ def test_fails_for_a_list_with_a_double(project: Project) -> None:
 def test_our_own_list_is_complete() -> None:
     contracts = (PROJECT / "docs" / "contracts.md").read_text()
     ids = re.findall(r"^\| ([A-Z]{3}-\d\d) \|", contracts, re.MULTILINE)
-    counts = {"OUT": 13, "API": 8, "NTF": 24, "RTY": 19, "JOB": 25}
+    counts = {"OUT": 15, "API": 9, "NTF": 30, "RTY": 23, "JOB": 34}
     assert ids == [f"{lane}-{number:02}" for lane, count in counts.items() for number in range(1, count + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -72,6 +73,8 @@ class Outcome:
             self.last, self.said = self._run("tests.rerun", *arguments)
         flaky = folder / "build/flaky.txt"
         self.flaky = flaky.read_text() if flaky.exists() else ""
+        ended = json.loads((folder / "build/tests.json").read_text())
+        self.ended = {name.partition("::")[2]: one["outcome"] for name, one in ended.items()}
 
     def _run(self, *command: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -95,6 +98,45 @@ def test_what_passes_then_is_listed_with_its_first_error(tmp_path: Path) -> None
     assert error.startswith("    ")
     assert error.endswith("AssertionError: the first error")
     assert outcome.flaky.strip() in outcome.said.replace("\r", "")
+    assert outcome.ended == {"test_right": "passed", "test_flaky": "passed"}, "the second try counts"
+
+
+def test_how_each_test_ended_is_written_down(tmp_path: Path) -> None:
+    skipped = "def test_skipped():\n    pytest.skip('no server')\n"
+    expected = "@pytest.mark.xfail\ndef test_expected():\n    assert False\n"
+    teardown = "@pytest.fixture\ndef after():\n    yield\n    assert False\n\ndef test_after(after): ...\n"
+    outcome = Outcome(tmp_path, WRONG + skipped + expected + teardown)
+    assert outcome.ended == {
+        "test_right": "passed",
+        "test_wrong": "failed",
+        "test_skipped": "skipped",
+        "test_expected": "skipped",
+        "test_after": "failed",
+    }, "what failed as it was expected to proves nothing"
+
+
+GONE = "test_gone.py::test_gone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "broken", "keeps"),
+    [
+        ((), "", False),
+        (("-k", "right"), "", True),
+        (("test_it.py::test_right",), "", True),
+        (("-x",), WRONG, True),
+    ],
+    ids=["all tests", "some by a word", "some by name", "broken off"],
+)
+def test_only_a_run_of_all_tests_forgets_what_it_did_not_run(
+    tmp_path: Path, arguments: tuple[str, ...], broken: str, *, keeps: bool
+) -> None:
+    (tmp_path / "build").mkdir()
+    before = {GONE: {"test": GONE, "outcome": "passed", "at": "2026-11-19T05:00:00+00:00"}}
+    (tmp_path / "build/tests.json").write_text(json.dumps(before))
+    outcome = Outcome(tmp_path, broken, "-n", "0", *arguments)
+    assert outcome.ended["test_right"] == "passed"
+    assert ("test_gone" in outcome.ended) == keeps
 
 
 def test_a_process_that_crashed_and_fixtures_count_as_their_test(tmp_path: Path) -> None:

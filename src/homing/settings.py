@@ -57,30 +57,44 @@ def _comma_list(value: str) -> str:
     return ",".join(part.strip() for part in value.split(",") if part.strip())
 
 
+def _lower_scheme(value: str) -> str:
+    """A scheme may be written in capitals. What follows it may be a secret, and is left alone."""
+    scheme, mark, rest = value.partition(":")
+    return f"{scheme.lower()}{mark}{rest}"
+
+
+def _mail_urls(value: str) -> str:
+    return ",".join(map(_lower_scheme, _comma_list(value).split(",")))
+
+
+#: Of a database or a broker.
+Url = Annotated[str, AfterValidator(_lower_scheme)]
+
+
 class Settings(BaseModel):
     """Each field's description is its comment in `config.default.toml`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
-    database_url: str = Field(
+    database_url: Url = Field(
         "sqlite:///homing.db",
         description="Where the tables are: sqlite:///file.db or postgresql://user@host/name.",
     )
-    jobs_database_url: str | None = Field(
+    jobs_database_url: Url | None = Field(
         None,
         description="Another database for dispatch jobs, their credentials and targets; may also be "
         "mongodb://user:password@host/name (a replica set).",
         json_schema_extra={"secret": True},
     )
-    notify_database_url: str | None = Field(
+    notify_database_url: Url | None = Field(
         None,
         description="Another database for open_events: the SQLite file that another program writes to, or "
         "postgresql://….",
         json_schema_extra={"secret": True},
     )
 
-    mail_url: Annotated[str, AfterValidator(_comma_list)] = Field(
+    mail_url: Annotated[str, AfterValidator(_mail_urls)] = Field(
         "catch://",
         description="The way out for mails: catch:// (kept to look at, not sent), memory://, "
         "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…, "
@@ -113,12 +127,13 @@ class Settings(BaseModel):
         0, ge=0, le=1000000, description="Calls of POST /internal/dispatch per minute; 0 is no limit."
     )
 
-    broker_url: str = Field(
+    broker_url: Url = Field(
         "memory://",
-        description="For lanes to come: memory://, amqp://… or sqs://…",
+        description="The broker of email_log, and where it is not memory:// of dispatch jobs: memory://, "
+        "amqp://… or sqs://… (docs/brokers.md); each may have one of its own.",
         json_schema_extra={"secret": True},
     )
-    email_broker_url: str | None = Field(
+    email_broker_url: Url | None = Field(
         None,
         description="Another broker for email_log: amqp://…; memory:// serves one process.",
         json_schema_extra={"secret": True},
@@ -193,7 +208,7 @@ class Settings(BaseModel):
     notify_template_version: str = Field(
         "v1", pattern=r"^[a-z0-9]+(?:[._-][a-z0-9]+)*$", description="The version of the open-seat template."
     )
-    jobs_broker_url: str | None = Field(
+    jobs_broker_url: Url | None = Field(
         None,
         description="A broker for dispatch jobs: sqs://…, amqp://…, memory://. Left out: HOMING_BROKER_URL; "
         "where that is memory://, none: jobs are then taken from the database.",
@@ -262,7 +277,7 @@ class Settings(BaseModel):
         pattern=r"^[A-Za-z0-9-]{1,50}$",
         description="How the specification's signature headers begin.",
     )
-    jobs_dead_letter_url: str | None = Field(
+    jobs_dead_letter_url: Url | None = Field(
         None,
         description="Is told of each job that ends in ERROR: a webhook, or queue:NAME of the jobs' broker.",
         json_schema_extra={"secret": True},

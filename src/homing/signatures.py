@@ -128,14 +128,6 @@ def sign_timestamped(timestamp: str, payload: bytes, secret: str) -> str:
     return hmac.digest(secret.encode(), timestamp.encode() + payload, "sha256").hex()
 
 
-def sign_v1(id: str, unix_seconds: int, payload: bytes, key: bytes) -> str:
-    return _v1(hmac.digest(key, _signed(id, str(unix_seconds), payload), "sha256"))
-
-
-def sign_v1a(id: str, unix_seconds: int, payload: bytes, key: Ed25519PrivateKey) -> str:
-    return "v1a," + b64encode(key.sign(_signed(id, str(unix_seconds), payload))).decode()
-
-
 def _signed(id: str, timestamp: str, payload: bytes) -> bytes:
     return f"{id}.{timestamp}.".encode() + payload
 

@@ -75,7 +75,12 @@ _COUNTERS = {
 }
 _GAUGES = {
     "messages": ("Rows by state.", "lane state"),
-    "oldest_due_age_seconds": ("How long the oldest due row has waited.", "lane"),
+    "oldest_due_age_seconds": ("How long the oldest due row has waited, held back or not.", "lane"),
+    "held_back_messages": (
+        "Due rows that wait for a target which is paused or keeps failing.",
+        "lane target",
+    ),
+    "held_back_age_seconds": ("How long the oldest of them has waited.", "lane target"),
     "in_flight": ("Claims held by this process.", "lane"),
     "lane_paused": ("Whether this process claims nothing of the lane, which is paused.", "lane"),
     "queue_messages": ("Messages in a queue of a broker, about: waiting, held, delayed.", "queue state"),
@@ -337,6 +342,8 @@ class Telemetry:
         self.log = _CountedLog(self._plain_log, self._counters["log_events"])
         self.in_flight, self.backlog = self._gauges["in_flight"], self._gauges["messages"]
         self.oldest_due = self._gauges["oldest_due_age_seconds"]
+        #: Of each lane, which targets its gauges name: one that takes messages again is not named any more.
+        self._held_places: dict[str, set[str]] = {}
         self._gauges["build_info"].labels(version("homing"), platform.python_version()).set(1)
         # A labels() call looks its child up under a lock; the hot path keeps the few it needs.
         self._count_attempt = lru_cache(maxsize=1024)(
@@ -444,6 +451,22 @@ class Telemetry:
         # Without the number of its credentials, and of the first hundred: labels are for people.
         for target in sorted({target.partition("#")[0] for target in targets})[:_MOST_TARGETS]:
             gauge.labels(target).set(1)
+
+    def held_back(self, lane: str, targets: Iterable[tuple[str, int, float]]) -> None:
+        """How many rows are due for each target that takes none, and for how long."""
+        counts, ages = self._gauges["held_back_messages"], self._gauges["held_back_age_seconds"]
+        held: dict[str, tuple[int, float]] = {}
+        for target, count, age in targets:
+            place = target.partition("#")[0]
+            before = held.get(place, (0, 0.0))
+            held[place] = before[0] + count, max(before[1], age)
+        for place in self._held_places.get(lane, set()) - held.keys():
+            counts.remove(lane, place)
+            ages.remove(lane, place)
+        self._held_places[lane] = set(held)
+        for place, (count, age) in held.items():
+            counts.labels(lane, place).set(count)
+            ages.labels(lane, place).set(age)
 
     def router_pool(self, pool: str, running: Callable[[], int]) -> None:
         """Asked when somebody looks."""

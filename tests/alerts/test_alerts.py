@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.alerts.bench import NOWHERE, PEOPLE, AlertBench, alert_bench, parsed
 
 from homing.alerts.rules import Cause
 from homing.alerts.store import AlertStore
+from homing.alerts.words import place_of
 from homing.errors import InvalidRequest, SettingsError, Unreachable
 from homing.lanes.dispatch_jobs.credentials.orders import CreateCredentials
 from homing.lanes.dispatch_jobs.tsid import text_of
@@ -281,6 +283,28 @@ async def test_a_backlog_of_the_only_way_goes_by_that_and_onto_the_page(database
         await bench.look()
         assert {one.kind: one.ways for one in await bench.told()}["backlog"] == ("mail",)
         assert "backlog:mail_outbox" in [one.cause for one in await bench.alerts.firing()]
+
+
+async def test_a_backlog_that_a_target_holds_back_is_late_all_the_same(database_url: str) -> None:
+    """And the alert says which target that is."""
+    async with alert_bench(database_url) as bench:
+        id = await bench.job(NOWHERE)
+        (row,) = await bench.tables.rows("dispatch_job", id=id)
+        await bench.homing.jobs.run(
+            "pause_target",
+            target=row["target"],
+            until=bench.tables.time(datetime.now(UTC) + timedelta(hours=9)),
+            reason="they move house",
+        )
+        await bench.tables.shift("dispatch_job", ["next_attempt_at", "created_at"], 1000, id=id)
+        await bench.look()
+        await bench.pass_time(61)
+        await bench.look()
+        (backlog,) = [one for one in await bench.told() if one.kind == "backlog"]
+        assert backlog.title == "Webhooks are late: the oldest has waited 16 minutes"
+        (mail,) = [one for one in await bench.alert_mails() if "late" in one["subject"]]
+        assert "Held back: 1 since 20" in mail["text_body"]
+        assert f"for {place_of(row['target'])}: paused, or failing" in mail["text_body"]
 
 
 async def test_an_alert_goes_by_a_lane_that_somebody_works_on(database_url: str) -> None:

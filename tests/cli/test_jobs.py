@@ -91,6 +91,7 @@ def test_status_shows_both_lanes_and_who_is_held_back(shop: Shop) -> None:
     assert told["dispatch_jobs"]["oldestDueSeconds"] >= 0
     (held,) = told["dispatch_jobs"]["targetsHeldBack"]
     assert (held["state"], held["failures"], held["lastError"]) == ("open", 2, "HTTP 500")
+    assert told["mail_outbox"]["heldBack"] == {"count": 0, "orMore": False, "since": None, "targets": []}
     text = shop("status").stdout
     for words in ("mail_outbox", "dispatch_jobs", "PENDING", "targets that are held back", held["target"]):
         assert words in text
@@ -103,8 +104,14 @@ def test_a_target_that_asked_for_a_pause_is_held_back(shop: Shop) -> None:
         return [*ids, *await bench.create(f"{url}/ok")]
 
     _, waiting = shop.have(fill)
-    (held,) = shop.json("status")["dispatch_jobs"]["targetsHeldBack"]
+    told = shop.json("status")["dispatch_jobs"]
+    (held,) = told["targetsHeldBack"]
     assert held["state"] == "paused"
+    due = told["heldBack"]
+    assert (due["count"], due["orMore"], due["targets"]) == (1, False, [held["target"]])
+    assert due["since"].endswith("Z")
+    text = " ".join(shop("status").stdout.split())
+    assert f"1 since {due['since']}" in text
     assert shop.json("show", waiting)["waitingFor"]["reason"] == "target_paused"
     shown = shop("show", waiting).stdout
     assert f"target_paused, until {held['until']}: its target is paused" in shown

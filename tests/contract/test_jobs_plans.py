@@ -84,6 +84,8 @@ def parameters(ids: list[int]) -> dict[str, dict[str, Any]]:
     chosen = json.dumps(ids)
     return {
         "due_targets": {"after": "", "most": 1000},
+        "oldest_due": {"after": "", "most": 1000, "but_for": ""},
+        "oldest_claimable": {"after": "", "most": 1000},
         "claim": {"shares": SHARES},
         "claim_one": {"id": ids[0]},
         "claim_one_limited": {"id": ids[0]},

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from homing.db import Database, Query, Row, connect, load_queries
-from homing.db.backlog import Backlog
+from homing.db.backlog import Backlog, HeldBack
 from homing.db.migrate import load_migrations, migrate
 from homing.db.tally import Base, RunningTotal, Tallies, by_state, recount
 from homing.telemetry import Telemetry
@@ -267,6 +267,9 @@ class SlowRows:
 
     async def oldest_due(self) -> float:
         return 0.0
+
+    async def held_back(self) -> HeldBack:
+        return HeldBack()
 
 
 async def test_nobody_waits_for_a_slow_count_twice() -> None:

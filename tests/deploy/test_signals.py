@@ -80,8 +80,9 @@ async def work(bench: EmailBench, client: httpx.AsyncClient, sink: str) -> None:
     )
     await bench.sql(
         "INSERT INTO homing_target (target, failures, open_until) "
-        "VALUES ('https://down.example.com', 9, '2099-01-01T00:00:00.000Z') RETURNING target"
+        "VALUES ('https://down.example.com:443', 9, '2099-01-01T00:00:00.000Z') RETURNING target"
     )
+    await put_in(client, "/api/dispatch/jobs", **JOB, targetUrl="https://down.example.com/hooks")
     for line in (bench.homing.mail, bench.homing.webhooks, bench.homing.notify):
         await attempt(line)
     await bench.deliver()

@@ -9,6 +9,7 @@ import msgspec
 
 from homing.alerts.rules import LEVELS, Cause, Seen, Terms, enough
 from homing.db import Database, iso, load_queries
+from homing.db.backlog import HeldBack
 from homing.messages.model import HowMany
 from homing.senders.addresses import CONTROL
 from homing.workers.fleet import Fleet
@@ -18,9 +19,12 @@ OldestDue = Callable[[], Awaitable[float]]
 #: How many messages of a lane are dead of an error; None where that is not known.
 Left = Callable[[str, str], Awaitable[HowMany | None]]
 
-#: A claim looks at as many targets at most.
-_MOST_HEADS = 100_000
+#: What a lane's targets keep back.
+AskHeldBack = Callable[[], Awaitable[HeldBack]]
+
 _MOST_TARGETS = 200
+#: An alert names so many targets.
+_MOST_NAMED = 5
 #: Of so many causes of death it is asked in a round, of those first that would be told of.
 _MOST_LOOKED_FOR = 20
 _LONGEST_ERROR = 200
@@ -45,16 +49,35 @@ class Eye(Protocol):
 class BacklogEye:
     """Whether the oldest message that is due has waited too long."""
 
-    def __init__(self, lane: str, oldest_due: OldestDue, terms: Terms) -> None:
+    def __init__(
+        self, lane: str, oldest_due: OldestDue, terms: Terms, held_back: AskHeldBack | None = None
+    ) -> None:
         self.covers = f"backlog:{lane}"
         self._lane, self._oldest_due, self._limit = lane, oldest_due, terms.backlog_age
+        self._held_back = held_back
 
     async def look(self, _open_causes: Sequence[Cause]) -> Sequence[Seen]:
         age = await self._oldest_due()
         if age <= self._limit:
             return []
-        facts = {"lane": self._lane, "age": round(age), "limit": self._limit}
+        facts = {
+            "lane": self._lane,
+            "age": round(age),
+            "limit": self._limit,
+            **await self._facts_of_targets(),
+        }
         return [Seen(self.covers, "backlog", age, facts)]
+
+    async def _facts_of_targets(self) -> dict[str, Any]:
+        held = await self._held_back() if self._held_back is not None else HeldBack()
+        if not held.targets:
+            return {}
+        facts: dict[str, Any] = {
+            "heldBack": held.count,
+            "heldBackSince": held.since,
+            "targets": held.places[:_MOST_NAMED],
+        }
+        return {**facts, "heldBackOrMore": True} if held.is_lower_bound else facts
 
 
 class TargetEye:
@@ -148,27 +171,3 @@ class WorkerEye:
             for one in await self._fleet.workers()
             if one.state == "lost" and one.silent_seconds < _LOST_IS_NEWS
         ]
-
-
-def mails_due(database: Database) -> OldestDue:
-    """The age of the oldest mail that is due; alerts are not counted."""
-    query = load_queries("homing.lanes.mail_outbox", database.dialect, "alerts")["oldest_due"]
-
-    async def oldest() -> float:
-        return _age(await database.fetch(query, {}))
-
-    return oldest
-
-
-def jobs_due(database: Database, alert_target: str) -> OldestDue:
-    """The age of the oldest job that could be sent now; alerts are not counted."""
-    query = load_queries(JOBS, database.dialect, "alerts")["oldest_claimable"]
-
-    async def oldest() -> float:
-        return _age(await database.fetch(query, {"alert_target": alert_target, "most": _MOST_HEADS}))
-
-    return oldest
-
-
-def _age(rows: Sequence[Any]) -> float:
-    return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0

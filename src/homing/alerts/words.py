@@ -111,6 +111,7 @@ def _facts(kind: Kind, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     elif kind in {"backlog", "idle"}:
         yield "Oldest has waited", span(facts.get("age", 0))
         yield "Allowed", span(facts["limit"]) if facts.get("limit") else ""
+        yield "Held back", _held_back(facts)
     else:
         yield "Worker", str(facts.get("worker", ""))
         yield "Last seen", str(facts.get("seenAt", ""))
@@ -119,6 +120,15 @@ def _facts(kind: Kind, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _too_many(facts: Mapping[str, Any]) -> str:
     threshold = facts.get("threshold", 0)
     return "one is too many" if threshold == 1 else f"{threshold:,} are too many"
+
+
+def _held_back(facts: Mapping[str, Any]) -> str:
+    """How many of them wait for targets, and for which."""
+    if not facts.get("heldBack"):
+        return ""
+    more = " or more" if facts.get("heldBackOrMore") else ""
+    places = ", ".join(_line(place_of(target)) for target in facts.get("targets", ()))
+    return f"{facts['heldBack']:,}{more} since {facts.get('heldBackSince')}, for {places}: paused, or failing"
 
 
 def _dead_now(facts: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ from homing.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from homing.app import Homing
-    from homing.db.backlog import Snapshot
+    from homing.db.backlog import HeldBack, Snapshot
     from homing.lanes.dispatch_jobs.target_desk import TargetView
     from homing.settings import Settings
     from homing.workers.model import Pause
@@ -142,19 +142,30 @@ def status(
     tell_database(settings)
     workers.print_pauses(found.pauses)
     for name, snapshot in found.lanes.items():
-        columns = [Column(state, right=True) for state in [*snapshot.counts, "oldest due"]]
-        figures = [*(f"{count:,}" for count in snapshot.counts.values()), f"{snapshot.oldest_due:.1f} s"]
-        print_table(listing(columns, [figures], title=name))
+        figures = {
+            **{state: f"{count:,}" for state, count in snapshot.counts.items()},
+            "oldest due": f"{snapshot.oldest_due:.1f} s",
+            **_held_back(snapshot.held_back),
+        }
+        columns = [Column(title, right=True) for title in figures]
+        print_table(listing(columns, [list(figures.values())], title=name))
     if found.targets:
         print_table(jobs.targets_table(found.targets))
     for title, rows in found.questions.items():
         print_table(notifications.answer(title, rows))
 
 
+def _held_back(held: HeldBack) -> dict[str, str]:
+    if not held.targets:
+        return {}
+    more = " or more" if held.is_lower_bound else ""
+    return {"held back": f"{held.count:,}{more} since {held.since}"}
+
+
 async def _status(settings: Settings, lane: LaneName | None, *, recount: bool) -> _Status:
     from homing.app import opened
-    from homing.db.backlog import Counted, Snapshot
-    from homing.lanes.dispatch_jobs.look import held_back
+    from homing.db.backlog import Counted, look
+    from homing.lanes.dispatch_jobs.look import held_targets
 
     async with opened(settings) as homing:
         if recount:
@@ -166,11 +177,9 @@ async def _status(settings: Settings, lane: LaneName | None, *, recount: bool) -
             "open_events": homing.notifications,
         }
         lanes: dict[str, Snapshot] = {
-            name: Snapshot(await own.counts(), await own.oldest_due())
-            for name, own in rows.items()
-            if lane in {None, name}
+            name: await look(own) for name, own in rows.items() if lane in {None, name}
         }
-        targets = await held_back(homing.jobs) if "dispatch_jobs" in lanes else []
+        targets = await held_targets(homing.jobs) if "dispatch_jobs" in lanes else []
         questions = await notifications.questions(homing) if lane == "open_events" else {}
         pauses = [one for one in await homing.fleet.pauses() if _concerns(one, lane)]
         return _Status(lanes, targets, questions, pauses)
@@ -182,7 +191,11 @@ def _concerns(pause: Pause, lane: str | None) -> bool:
 
 def _status_json(found: _Status) -> dict[str, Any]:
     told: dict[str, Any] = {
-        lane: {**snapshot.counts, "oldestDueSeconds": round(snapshot.oldest_due, 3)}
+        lane: {
+            **snapshot.counts,
+            "oldestDueSeconds": round(snapshot.oldest_due, 3),
+            "heldBack": _held_back_json(snapshot.held_back),
+        }
         for lane, snapshot in found.lanes.items()
     }
     if "dispatch_jobs" in told:
@@ -193,6 +206,15 @@ def _status_json(found: _Status) -> dict[str, Any]:
         if pause.scope == "lane":
             told[pause.name.partition(":")[0]].setdefault("paused", []).append(pause)
     return told
+
+
+def _held_back_json(held: HeldBack) -> dict[str, Any]:
+    return {
+        "count": held.count,
+        "orMore": held.is_lower_bound,
+        "since": held.since,
+        "targets": held.places,
+    }
 
 
 # ── list and show ────────────────────────────────────────────────────────────────────────────────

@@ -33,6 +33,8 @@ _MONGODB = frozenset({"mongodb", "mongodb+srv"})
 def connect(url: str, *, pool_size: int = 4, makes_file: bool = True) -> Database:
     """The database that a URL names. Nothing is opened before the first statement."""
     parts = urlsplit(url)
+    # Drivers know schemes in small letters only.
+    url = url.replace(url.partition(":")[0], parts.scheme, 1) if parts.scheme else url
     if parts.scheme in _MONGODB:
         return _mongodb(url, pool_size)
     if parts.scheme in {"postgresql", "postgres"}:

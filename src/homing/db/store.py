@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from homing.db.attempts import Attempts
+from homing.db.backlog import HeldBack
 from homing.db.database import Database, Row
 from homing.db.queries import Queries, Query
 from homing.engine.model import Claim, Settlement
@@ -123,6 +124,10 @@ class SqlStore(Generic[Item]):
         for row in await self.run("sweep", limit=limit):
             ended[row["status"]] = ended.get(row["status"], 0) + 1
         return ended
+
+    async def held_back(self) -> HeldBack:
+        """Where all goes one way, nothing waits for a target."""
+        return HeldBack()
 
     async def _write(self, name: str, columns: list[dict[str, Any]]) -> set[int]:
         if not columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 from msgspec.structs import replace
@@ -18,8 +19,6 @@ from homing.alerts.eyes import (
     OldestDue,
     TargetEye,
     WorkerEye,
-    jobs_due,
-    mails_due,
 )
 from homing.alerts.post import PACKAGED_TEMPLATES, Post, Ways, Webhook
 from homing.alerts.rules import Terms
@@ -101,9 +100,9 @@ class Alerts:
         return NotedDeaths(lane, table, database, self._store, name_of)
 
     def _eyes(self) -> list[Eye]:
-        due = self._oldest_due()
+        due, held = self._oldest_due(), {"dispatch_jobs": self._jobs.store.held_back}
         return [
-            *(BacklogEye(lane, oldest, self._terms) for lane, oldest in due.items()),
+            *(BacklogEye(lane, oldest, self._terms, held.get(lane)) for lane, oldest in due.items()),
             TargetEye(self._jobs.database, self._terms, self.ways.alert_target),
             *(IdleEye(lane, oldest, self._fleet, self._terms) for lane, oldest in due.items()),
             WorkerEye(self._fleet),
@@ -111,9 +110,10 @@ class Alerts:
         ]
 
     def _oldest_due(self) -> dict[str, OldestDue]:
+        """Of each lane; what alerts themselves put into it is left out."""
         return {
-            "mail_outbox": mails_due(self._ground.database),
-            "dispatch_jobs": jobs_due(self._jobs.database, self.ways.alert_target),
+            "mail_outbox": partial(self._mails.outbox.oldest_due, with_alerts=False),
+            "dispatch_jobs": partial(self._jobs.store.oldest_due, but_for=self.ways.alert_target),
             "email_log": self._emails.log.oldest_due,
             "open_events": self._notifications.rows.oldest_due,
         }

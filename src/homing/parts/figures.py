@@ -12,7 +12,7 @@ from homing.desk.desk import Desk
 from homing.desk.overview import Hand, Overview, QueueDepth, Sources, TargetTrouble
 from homing.desk.standing import Standings
 from homing.desk.traffic import TrafficCount, TrafficTable
-from homing.lanes.dispatch_jobs.look import held_back
+from homing.lanes.dispatch_jobs.look import held_targets
 from homing.messages.model import DeadGroup
 from homing.parts.ground import Ground
 from homing.parts.jobs import Jobs
@@ -92,7 +92,7 @@ class Figures:
     async def _targets(self) -> list[TargetTrouble]:
         return [
             TargetTrouble(view.target, view.state != "paused", view.reason or view.last_error)
-            for view in await held_back(self._jobs.store)
+            for view in await held_targets(self._jobs.store)
         ]
 
     async def _hands(self) -> list[Hand]:

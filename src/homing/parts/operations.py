@@ -14,7 +14,7 @@ from homing.brokers.router import queue_of
 from homing.db import Database, load_queries
 from homing.engine.deliver import Deliverer
 from homing.errors import DatabaseError
-from homing.lanes.dispatch_jobs.look import held_back
+from homing.lanes.dispatch_jobs.look import held_targets
 from homing.lines import Line
 from homing.parts.emails import Emails
 from homing.parts.ground import Ground
@@ -125,7 +125,7 @@ class Operations:
     async def refresh_gauges(self) -> None:
         await self.depths.refresh()
         try:
-            targets = await held_back(self._jobs.store)
+            targets = await held_targets(self._jobs.store)
         except DatabaseError as error:
             self._ground.telemetry.log.warning("metrics.stale", error=str(error))
             return

@@ -219,6 +219,7 @@ async def test_nothing_that_looks_after_jobs_reads_them_all(
         await lane.jobs.run("expired", limit=100)
         await lane.jobs.run("dead_letters", limit=100)
         await lane.jobs.oldest_due()
+        assert (await lane.jobs.held_back()).count == 0
         await lane.jobs.run("stuck_groups", after="", limit=50)
         await lane.jobs.run("group_head", group_id="g0")
         await lane.jobs.run("has_deaths")

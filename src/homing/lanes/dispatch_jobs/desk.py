@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from homing.db import Row, load_queries
+from homing.db import Row
 from homing.db.conditions import readable, readable_or_never
 from homing.lanes.dispatch_jobs.curl import curl_of
 from homing.lanes.dispatch_jobs.dead_letters import SOURCE
@@ -40,8 +40,6 @@ class JobDesk(JobDeadDesk):
         self._jobs = jobs
         self._finder = open_finder(jobs)
         self._header_prefix = header_prefix
-        queries = load_queries(__package__ or "", jobs.database.dialect, "alerts")
-        self._oldest_claimable = queries["oldest_claimable"]
 
     def number(self, id: str) -> int | None:
         return number_of(id)
@@ -51,8 +49,7 @@ class JobDesk(JobDeadDesk):
 
     async def oldest_due(self) -> float:
         """Of what could be sent now: who waits for a target that is held back is not late."""
-        given = {"alert_target": "", "most": _MOST_TARGETS}
-        rows = await self._jobs.database.fetch(self._oldest_claimable, given)
+        rows = await self._jobs.run("oldest_claimable", after="", most=_MOST_TARGETS)
         return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0
 
     async def _find(self, wanted: Wanted, *, before: int | None, limit: int) -> Seen:

@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from homing.db import Database, Row, load_queries
+from homing.db import Database, Row, iso, load_queries
+from homing.db.backlog import HeldBack, HeldTarget
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
 from homing.engine.coalesce import Coalescer
@@ -25,6 +26,9 @@ CHANNEL = "homing_dispatch_job"
 
 #: A claim looks at so many targets at most, and goes on from there the next time.
 _MOST_TARGETS = 1000
+#: Nobody reads a longer list of those that are held back. Of each so many jobs are counted.
+MOST_HELD_BACK: Final = 100
+_MOST_COUNTED: Final = 10_000
 #: A target that took all it was offered is offered what others left over, so often.
 _PASSES = 3
 #: Chores that need not be done with every sweep.
@@ -368,10 +372,23 @@ class DispatchJobs(SqlStore[Job]):
     async def counts(self) -> dict[str, int]:
         return by_state(await self.run("counts"), STATES, rest="COMPLETED")
 
-    async def oldest_due(self) -> float:
-        """For how many seconds the first that could be claimed has been due."""
-        rows = await self.run("oldest_due", after="", most=100 * _MOST_TARGETS)
+    async def oldest_due(self, *, but_for: str = "") -> float:
+        """For how many seconds the first has been due, held back or not. A target can be left out."""
+        rows = await self.run("oldest_due", after="", most=100 * _MOST_TARGETS, but_for=but_for)
         return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0
+
+    async def held_back(self) -> HeldBack:
+        """What is due for targets that are paused or whose breaker is open, half or whole."""
+        rows = await self.run(
+            "held_back",
+            after="",
+            most=100 * _MOST_TARGETS,
+            most_held=MOST_HELD_BACK + 1,
+            counted=_MOST_COUNTED,
+        )
+        held = [HeldTarget(row["target"], row["count"], iso(row["since"]), row["age"]) for row in rows]
+        is_more = len(held) > MOST_HELD_BACK or any(one.count >= _MOST_COUNTED for one in held)
+        return HeldBack(tuple(held[:MOST_HELD_BACK]), is_lower_bound=is_more)
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from homing.lanes.dispatch_jobs.filters import Filter
-from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.jobs import MOST_HELD_BACK, DispatchJobs
 from homing.lanes.dispatch_jobs.search import open_search
 from homing.lanes.dispatch_jobs.target_desk import TargetView, target_view
 from homing.lanes.dispatch_jobs.view import Attempt, JobSummary, JobView, attempted, listed, shown
-
-#: Nobody reads a longer list.
-MOST_HELD_BACK: Final = 100
 
 
 def host_of(url: str) -> str:
@@ -52,7 +48,7 @@ async def latest(jobs: DispatchJobs, count: int) -> list[JobSummary]:
     return [listed(row) for row in await search.rows([place.id for place in places])]
 
 
-async def held_back(jobs: DispatchJobs) -> Sequence[TargetView]:
+async def held_targets(jobs: DispatchJobs) -> Sequence[TargetView]:
     """Targets that are paused or whose breaker is open, half or whole: their jobs wait."""
-    rows = await jobs.run("held_back", most=MOST_HELD_BACK)
+    rows = await jobs.run("held_targets", most=MOST_HELD_BACK)
     return [target_view(row) for row in rows]

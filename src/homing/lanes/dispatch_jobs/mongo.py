@@ -22,8 +22,8 @@ from homing.lanes.dispatch_jobs.mongo_documents import Operation
 
 _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_claims: (
-        "due_targets", "oldest_due", "oldest_claimable", "lock_targets", "claim", "claim_one",
-        "lock_target_of", "claim_these", "claim_one_limited", "hold_up", "claim_lost", "rescue",
+        "due_targets", "oldest_due", "held_back", "oldest_claimable", "lock_targets", "claim",
+        "claim_one", "lock_target_of", "claim_these", "claim_one_limited", "hold_up", "claim_lost", "rescue",
     ),
     mongo_settles: ("settle", "confirm", "renew", "release"),
     mongo_groups: ("lock_groups", "promote", "stuck_groups", "ordered_groups", "group_head"),
@@ -34,7 +34,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     ),
     mongo_targets: (
         "note_targets", "judge_targets", "limit_target", "replace_limits", "pause_target", "resume_target",
-        "targets", "target", "held_back",
+        "targets", "target", "held_targets",
     ),
     mongo_target_look: ("seen_targets", "target_loads", "target_results", "target_last_job"),
     mongo_leases: ("leases", "end_leases"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -126,22 +126,61 @@ async def oldest_due(session: Session, given: Given) -> list[Columns]:
     heads = await _heads(session, given["after"], given["most"])
     if not heads:
         return []
-    now = max(head["now"] for head in heads.values())
-    first = min(head["at"] for head in heads.values())
+    heads.pop(given["but_for"], None)
+    return _age_of(heads.values())
+
+
+def _age_of(heads: Collection[Document]) -> list[Columns]:
+    if not heads:
+        return []
+    now, first = max(head["now"] for head in heads), min(head["at"] for head in heads)
     return rows([{"age": (now - first).total_seconds()}])
 
 
+async def held_back(session: Session, given: Given) -> list[Columns]:
+    """Of targets that are paused or whose breaker is open: since when something is due, and how much."""
+    heads = await _heads(session, given["after"], given["most"])
+    closed = await _closed(session, heads)
+    held = sorted((head for head in closed if head["at"] <= head["now"]), key=lambda head: head["at"])
+    return rows(
+        [
+            {
+                "target": head["_id"],
+                "since": head["at"],
+                "age": (head["now"] - head["at"]).total_seconds(),
+                "count": await _due_for(session, head["_id"], given["counted"]),
+            }
+            for head in held[: given["most_held"]]
+        ]
+    )
+
+
+async def _closed(session: Session, heads: Mapping[str, Document]) -> list[Document]:
+    """Of targets that are asked for nothing now."""
+    known = await _targets(session, heads)
+    return [
+        head
+        for target, head in heads.items()
+        if "open_until" in known.get(target, {})
+        or known.get(target, {}).get("paused_until", head["now"]) > head["now"]
+    ]
+
+
+async def _due_for(session: Session, target: str, limit: int) -> int:
+    steps: list[dict[str, Any]] = [
+        {"$match": {**_CLAIMABLE, "target": target}},
+        {"$limit": limit},
+        {"$count": "count"},
+    ]
+    found = await session.aggregate(JOBS, steps, hint=_DUE_INDEX)
+    return found[0]["count"] if found else 0
+
+
 async def oldest_claimable(session: Session, given: Given) -> list[Columns]:
-    """For alerts: of what could be sent now and is not. Whoever is left alone has a rule of its own."""
-    heads = await _heads(session, "", given["most"])
-    if not heads:
-        return []
-    now = max(head["now"] for head in heads.values())
-    alone = {"$or": [{"open_until": {"$exists": True}}, {"paused_until": {"$gt": now}}]}
-    left_alone = {one["_id"] for one in await session.find(TARGETS, alone, {"_id": 1})}
-    others = {target: head["at"] for target, head in heads.items() if target not in left_alone}
-    others.pop(given["alert_target"], None)
-    return rows([{"age": (now - min(others.values())).total_seconds()}] if others else [])
+    """For pages: of what could be sent now and is not."""
+    heads = await _heads(session, given["after"], given["most"])
+    closed = {head["_id"] for head in await _closed(session, heads)}
+    return _age_of([head for target, head in heads.items() if target not in closed])
 
 
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────

@@ -147,7 +147,7 @@ async def target(session: Session, given: Given) -> list[Columns]:
     return await _shown(session, {"_id": given["target"]}, 1)
 
 
-async def held_back(session: Session, given: Given) -> list[Columns]:
+async def held_targets(session: Session, given: Given) -> list[Columns]:
     is_paused = {"$expr": {"$gt": ["$paused_until", NOW]}}
     return await _shown(session, {"$or": [is_paused, {"open_until": {"$exists": True}}]}, given["most"])
 

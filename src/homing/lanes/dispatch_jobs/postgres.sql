@@ -704,10 +704,10 @@ RETURNING o.id
 -- name: targets
 SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target > :after ORDER BY t.target LIMIT :limit
 
--- name: held_back
+-- name: held_targets
 -- Paused, or with a breaker that is open, half or whole.
 SELECT t.*, now() AS now FROM homing_target AS t
-WHERE t.paused_until > now() OR t.open_until IS NOT NULL
+WHERE {closed}
 ORDER BY t.target LIMIT :most
 
 -- name: target
@@ -760,9 +760,44 @@ UNION ALL
 SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'dispatch_jobs'
 
 -- name: oldest_due
+-- One jump into the index per target, also of those that are held back.
 WITH RECURSIVE {head}
 SELECT extract(epoch FROM now() - min(next_attempt_at))::double precision AS age
-FROM (SELECT next_attempt_at FROM head LIMIT :most) AS heads
+FROM (SELECT * FROM head LIMIT :most) AS heads
+WHERE target <> :but_for
+
+-- fragment: closed
+t.paused_until > now() OR t.open_until IS NOT NULL
+
+-- name: held_back
+-- Of targets that are paused or whose breaker is open: since when something is due, and how much, up to a limit. In the
+-- order of the index, or the planner would take the table where most rows are of one target.
+WITH RECURSIVE {head}, heads AS MATERIALIZED (
+    SELECT * FROM head LIMIT :most
+)
+SELECT heads.target, heads.next_attempt_at AS since,
+    extract(epoch FROM now() - heads.next_attempt_at)::double precision AS age,
+    (SELECT count(*)::integer
+     FROM (SELECT FROM dispatch_job AS j
+           WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = heads.target AND j.next_attempt_at <= now()
+           ORDER BY j.next_attempt_at
+           LIMIT :counted) AS due) AS count
+FROM heads
+-- A LIMIT, or all targets there are would be read to be joined with a few.
+JOIN LATERAL (SELECT * FROM homing_target WHERE target = heads.target LIMIT 1) AS t ON {closed}
+WHERE heads.next_attempt_at <= now()
+ORDER BY since
+LIMIT :most_held
+
+-- name: oldest_claimable
+-- For pages: of what could be sent now and is not.
+WITH RECURSIVE {head}, heads AS MATERIALIZED (
+    SELECT * FROM head LIMIT :most
+)
+SELECT extract(epoch FROM now() - min(heads.next_attempt_at))::double precision AS age
+FROM heads
+LEFT JOIN LATERAL (SELECT * FROM homing_target WHERE target = heads.target LIMIT 1) AS t ON true
+WHERE heads.next_attempt_at <= now() AND ({closed}) IS NOT TRUE
 
 -- name: listed_jobs
 -- Without the payload, which may be a megabyte.

@@ -20,6 +20,7 @@ from homing.brokers.pointer import MessagePointer, encode_pointer
 from homing.brokers.router import queue_of
 from homing.brokers.router_config import DISPATCH_POOL
 from homing.db import Row
+from homing.db.backlog import HeldBack
 from homing.engine.coalesce import Batched
 from homing.engine.model import (
     Claim,
@@ -111,6 +112,10 @@ class UnsentJobs:
     async def oldest_due(self) -> float:
         age: float | None = (await self._jobs.run("unsent", limit=1))[0]["age"]
         return max(0.0, age or 0.0)
+
+    async def held_back(self) -> HeldBack:
+        """A message goes into its queue, whatever becomes of its target."""
+        return HeldBack()
 
 
 def _claim(row: Row) -> Claim[Unsent]:

@@ -567,10 +567,10 @@ RETURNING id
 -- name: targets
 SELECT *, {now} AS now FROM homing_target WHERE target > :after ORDER BY target LIMIT :limit
 
--- name: held_back
+-- name: held_targets
 -- Paused, or with a breaker that is open, half or whole.
 SELECT t.*, {now} AS now FROM homing_target AS t
-WHERE t.paused_until > {now} OR t.open_until IS NOT NULL
+WHERE {closed}
 ORDER BY t.target LIMIT :most
 
 -- name: target
@@ -613,12 +613,38 @@ RETURNING target
 -- Every state has its tally here (migrations/sqlite/0003_tally.sql).
 SELECT state AS status, count FROM homing_tally WHERE lane = 'dispatch_jobs'
 
+-- fragment: due_heads
+{heads}, due AS MATERIALIZED (
+    SELECT heads.target,
+        (SELECT min(j.next_attempt_at) FROM dispatch_job AS j INDEXED BY homing_job_due
+         WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = heads.target) AS since
+    FROM heads
+)
+
+-- fragment: closed
+(coalesce(t.paused_until > {now}, 0) OR t.open_until IS NOT NULL)
+
 -- name: oldest_due
-WITH RECURSIVE {heads}
-SELECT (julianday('now') - julianday(min((
-    SELECT min(j.next_attempt_at) FROM dispatch_job AS j INDEXED BY homing_job_due
-    WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = heads.target)))) * 86400 AS age
-FROM heads
+WITH RECURSIVE {due_heads}
+SELECT (julianday('now') - julianday(min(since))) * 86400 AS age FROM due WHERE target <> :but_for
+
+-- name: held_back
+WITH RECURSIVE {due_heads}
+SELECT due.target, due.since, (julianday('now') - julianday(due.since)) * 86400 AS age,
+    (SELECT count(*)
+     FROM (SELECT 1 FROM dispatch_job AS j INDEXED BY homing_job_due
+           WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = due.target AND j.next_attempt_at <= {now}
+           LIMIT :counted)) AS count
+FROM due JOIN homing_target AS t ON t.target = due.target
+WHERE due.since <= {now} AND {closed}
+ORDER BY due.since
+LIMIT :most_held
+
+-- name: oldest_claimable
+WITH RECURSIVE {due_heads}
+SELECT (julianday('now') - julianday(min(due.since))) * 86400 AS age
+FROM due LEFT JOIN homing_target AS t ON t.target = due.target
+WHERE due.since <= {now} AND NOT {closed}
 
 -- name: listed_jobs
 SELECT o.id, o.external_id, o.source, o.type, o.group_id, o.status, o.target_url, o.protocol, o.payload_content_type,

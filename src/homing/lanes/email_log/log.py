@@ -28,6 +28,13 @@ _OPEN = ("Failed", "Dead", "RetryQueued")
 _encode = msgspec.json.Encoder().encode
 
 
+async def oldest_due(database: Database) -> float:
+    """For how many seconds the first has been due, whichever stage is to take it."""
+    query = load_queries(__package__ or "", database.dialect)["oldest_due"]
+    (row,) = await database.fetch(query, {})
+    return max(0.0, row["age"] or 0.0)
+
+
 class EmailLog(SqlStore[Email]):
     def __init__(
         self,
@@ -170,9 +177,7 @@ class EmailLog(SqlStore[Email]):
         return {**counts, "Dead": counts["Dead"] - cancelled, "Cancelled": cancelled}
 
     async def oldest_due(self) -> float:
-        """For how many seconds the first that is to be tried again has been due."""
-        rows = await self.run("oldest_due")
-        return max(0.0, rows[0]["age"]) if rows else 0.0
+        return await oldest_due(self.database)
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -337,11 +337,15 @@ SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = '
 SELECT count(*) AS count FROM email_log WHERE status = 'Dead' AND dead_reason = 'Cancelled'
 
 -- name: oldest_due
-SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age
-FROM email_log
-WHERE status = 'Failed' AND next_attempt_at <= now()
-ORDER BY next_attempt_at
-LIMIT 1
+-- The first of each state that something is still to happen to and that nobody holds. A message that waits in the queue
+-- is in the broker's hands until it must be taken for lost: that is when its row is due again.
+SELECT extract(epoch FROM now() - min(next_attempt_at))::double precision AS age
+FROM unnest(ARRAY['Failed', 'RetryQueued', 'Pending']) AS open (state), LATERAL (
+    SELECT next_attempt_at
+    FROM email_log
+    WHERE status = open.state AND next_attempt_at <= now() AND (locked_until IS NULL OR locked_until < now())
+    ORDER BY next_attempt_at
+    LIMIT 1) AS first
 
 -- fragment: ended
 greatest(e.created_at, e.sent_at, e.last_attempt_at, e.last_queued_at, e.announced_at)

@@ -247,11 +247,13 @@ SELECT state AS status, count FROM homing_tally WHERE lane = 'email_log'
 SELECT count(*) AS count FROM email_log WHERE status = 'Dead' AND dead_reason = 'Cancelled'
 
 -- name: oldest_due
-SELECT (julianday('now') - julianday(next_attempt_at)) * 86400.0 AS age
-FROM email_log
-WHERE status = 'Failed' AND next_attempt_at <= {now}
-ORDER BY next_attempt_at
-LIMIT 1
+SELECT (julianday('now') - julianday(min((
+    SELECT next_attempt_at
+    FROM email_log INDEXED BY email_log_due
+    WHERE status = open.state AND next_attempt_at <= {now} AND (locked_until IS NULL OR locked_until < {now})
+    ORDER BY next_attempt_at
+    LIMIT 1)))) * 86400.0 AS age
+FROM (SELECT 'Failed' AS state UNION ALL SELECT 'RetryQueued' UNION ALL SELECT 'Pending') AS open
 
 -- fragment: ended
 max(e.created_at, coalesce(e.sent_at, e.created_at), coalesce(e.last_attempt_at, e.created_at),

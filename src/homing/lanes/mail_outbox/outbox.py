@@ -98,10 +98,10 @@ class MailOutbox(SqlStore[Mail]):
     async def counts(self) -> dict[str, int]:
         return by_state(await self.run("counts"), STATES, rest="sent")
 
-    async def oldest_due(self) -> float:
-        """For how many seconds a mail has been due, at most."""
-        rows = await self.run("oldest_due")
-        return max(0.0, rows[0]["age"] or 0.0)
+    async def oldest_due(self, *, with_alerts: bool = True) -> float:
+        """For how many seconds a mail has been due, at most; alerts are mails too."""
+        rows = await self.run("oldest_due", with_alerts=with_alerts)
+        return max(0.0, rows[0]["age"] or 0.0) if rows else 0.0
 
     # ── act ──────────────────────────────────────────────────────────────────────────────────────
 

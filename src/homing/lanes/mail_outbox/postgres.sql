@@ -321,16 +321,21 @@ SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled',
 UNION ALL
 SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'mail_outbox'
 
+-- fragment: due_since
+-- An urgent mail is due before it was ordered, and goes first: it is not late for that. As the index has it.
+greatest(homing_instant(next_attempt_at), homing_instant(created_at))
+
 -- name: oldest_due
--- An urgent mail is due before it was ordered, and comes first: it is not late for that, and what is late may be
--- behind it. So the oldest is looked for among the first.
-SELECT max(extract(epoch FROM now() - greatest(next_attempt_at, created_at)))::double precision AS age
-FROM (
-    SELECT next_attempt_at, created_at
-    FROM mail_outbox
-    WHERE status = 'queued' AND next_attempt_at <= now()
-    ORDER BY next_attempt_at ASC, id ASC
-    LIMIT 100) AS first
+-- No mail has been due for longer than the first of the queue: what was claimed before lies behind it in the index, until
+-- it is vacuumed, and is not walked through.
+SELECT extract(epoch FROM now() - {due_since})::double precision AS age
+FROM mail_outbox
+WHERE status = 'queued' AND {due_since} <= now()
+  AND {due_since} >= (SELECT homing_instant(next_attempt_at) FROM mail_outbox WHERE status = 'queued'
+                      ORDER BY next_attempt_at LIMIT 1)
+  AND (:with_alerts::boolean OR idempotency_key IS NULL OR idempotency_key NOT LIKE 'homing-alert:%')
+ORDER BY {due_since}
+LIMIT 1
 
 -- fragment: ended
 -- No column says when a mail ended; it was not before the latest of these.

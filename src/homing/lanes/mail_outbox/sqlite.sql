@@ -262,14 +262,16 @@ SELECT id FROM mail_outbox WHERE status = 'queued' ORDER BY next_attempt_at, id 
 -- Every state has its tally here (migrations/sqlite/0003_tally.sql).
 SELECT state AS status, count FROM homing_tally WHERE lane = 'mail_outbox'
 
+-- fragment: due_since
+max(next_attempt_at, coalesce(created_at, ''))
+
 -- name: oldest_due
-SELECT max((julianday('now') - julianday(max(next_attempt_at, created_at))) * 86400.0) AS age
-FROM (
-    SELECT next_attempt_at, created_at
-    FROM mail_outbox
-    WHERE status = 'queued' AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
-    ORDER BY next_attempt_at ASC, id ASC
-    LIMIT 100)
+SELECT (julianday('now') - julianday({due_since})) * 86400.0 AS age
+FROM mail_outbox INDEXED BY mail_outbox_due_since
+WHERE status = 'queued' AND {due_since} <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+  AND (:with_alerts OR idempotency_key IS NULL OR idempotency_key NOT LIKE 'homing-alert:%')
+ORDER BY {due_since}
+LIMIT 1
 
 -- fragment: ended
 max(o.created_at, coalesce(o.sent_at, o.created_at), coalesce(o.last_attempt_at, o.created_at), o.next_attempt_at,

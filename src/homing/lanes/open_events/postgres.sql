@@ -377,18 +377,28 @@ GROUP BY 1, 2
 ORDER BY 3 DESC, 1, 2
 
 -- name: oldest_due
+-- The first of each of the three kinds that a claim takes. Another program need not say when it made a row; its event tells.
+-- Since when a row is due that was put back by hand, nobody knows: at the earliest since it was tried last.
 SELECT extract(epoch FROM now() - since)::double precision AS age
 FROM (
-    (SELECT created_at AS since
-     FROM open_event_notifications
-     WHERE lower(fanout_status) = 'pending' AND due_at IS NULL AND {unlocked}
-     ORDER BY notification_id
-     LIMIT 1)
+    (SELECT coalesce(n.created_at, e.event_at, e.created_at) AS since
+     FROM (SELECT open_event_id, created_at
+           FROM open_event_notifications
+           WHERE lower(fanout_status) = 'pending' AND due_at IS NULL AND {unlocked}
+           ORDER BY notification_id
+           LIMIT 1) AS n
+     LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id)
     UNION ALL
     (SELECT due_at
      FROM open_event_notifications
      WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL AND due_at <= now() AND {unlocked}
      ORDER BY due_at
+     LIMIT 1)
+    UNION ALL
+    (SELECT coalesce(last_attempt_at, created_at)
+     FROM open_event_notifications
+     WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL AND {was_reset} AND due_at > now() AND {unlocked}
+     ORDER BY notification_id
      LIMIT 1)
 ) AS firsts
 WHERE since IS NOT NULL

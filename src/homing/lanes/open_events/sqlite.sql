@@ -341,18 +341,26 @@ ORDER BY 3 DESC, 1, 2
 -- name: oldest_due
 SELECT (julianday('now') - since) * 86400.0 AS age
 FROM (
-    SELECT * FROM (
-        SELECT julianday(created_at) AS since
-        FROM open_event_notifications INDEXED BY homing_notifications_new
-        WHERE lower(fanout_status) = 'pending' AND due_at IS NULL AND {unlocked}
-        ORDER BY notification_id
-        LIMIT 1)
+    SELECT julianday(coalesce(n.created_at, e.event_at, e.created_at)) AS since
+    FROM (SELECT open_event_id, created_at
+          FROM open_event_notifications INDEXED BY homing_notifications_new
+          WHERE lower(fanout_status) = 'pending' AND due_at IS NULL AND {unlocked}
+          ORDER BY notification_id
+          LIMIT 1) AS n
+    LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id
     UNION ALL
     SELECT * FROM (
         SELECT julianday(due_at)
         FROM open_event_notifications INDEXED BY homing_notifications_waiting
         WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL AND due_at <= {now} AND {unlocked}
         ORDER BY due_at
+        LIMIT 1)
+    UNION ALL
+    SELECT * FROM (
+        SELECT julianday(coalesce(last_attempt_at, created_at))
+        FROM open_event_notifications INDEXED BY homing_notifications_reset
+        WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL AND {was_reset} AND due_at > {now} AND {unlocked}
+        ORDER BY notification_id
         LIMIT 1))
 WHERE since IS NOT NULL
 ORDER BY since

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -213,7 +213,3 @@ class Subscriptions:
 def new_token() -> str:
     """For the column `unsubscribe_token`: links of the other program's own use it."""
     return secrets.token_urlsafe(24)
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)

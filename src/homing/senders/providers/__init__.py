@@ -29,7 +29,7 @@ PROVIDERS: Mapping[str, Callable[[str], tuple[Api, Account]]] = {
 
 def open_provider(url: str, *, connections: int = 20, alone: bool = True) -> ApiSender:
     """The sender for a provider's URL; beside others its name says which account it is."""
-    api, account = PROVIDERS[url.partition(":")[0]](url)
+    api, account = PROVIDERS[url.partition(":")[0].lower()](url)
     name = f"{api.scheme}:{api.place}" if api.place and not alone else api.scheme
     return ApiSender(api, connections=account.connections or connections, cafile=account.cafile, name=name)
 

@@ -11,6 +11,7 @@ from homing.db import Database, Row, load_queries
 from homing.db.store import SqlStore
 from homing.engine.model import Claim, Complete, RetryIn, Settlement
 from homing.lanes.email_log.email import EXHAUSTED, Due, Terms, due_of
+from homing.lanes.email_log.log import oldest_due
 from homing.senders.mailing import compact
 from homing.telemetry import Telemetry
 
@@ -76,8 +77,7 @@ class DueEmails(SqlStore[Due]):
         return {row["status"]: row["count"] for row in await self.run("counts")}
 
     async def oldest_due(self) -> float:
-        rows = await self.run("oldest_due")
-        return max(0.0, rows[0]["age"]) if rows else 0.0
+        return await oldest_due(self.database)
 
 
 def transition(_claim: Claim[Due], settlement: Settlement) -> Mapping[str, Any]:

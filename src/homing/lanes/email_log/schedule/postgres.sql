@@ -192,10 +192,3 @@ SELECT 'due' AS status,
     + (SELECT count(*) FROM email_log
        WHERE status = 'RetryQueued' AND next_attempt_at <= now() AND attempt_count < :max_attempts
          AND (locked_until IS NULL OR locked_until < now())) AS count
-
--- name: oldest_due
-SELECT extract(epoch FROM now() - next_attempt_at)::double precision AS age
-FROM email_log
-WHERE status = 'Failed' AND next_attempt_at <= now()
-ORDER BY next_attempt_at
-LIMIT 1
