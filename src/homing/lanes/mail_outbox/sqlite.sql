@@ -9,6 +9,17 @@
 -- fragment: age
 (julianday('now') - julianday(max(created_at, coalesce(send_at, ''), CASE claim_seq WHEN 1 THEN next_attempt_at ELSE '' END))) * 86400.0
 
+-- fragment: put_back
+coalesce(coalesce(ended_claim, CASE WHEN sent_at IS NOT NULL THEN claim_seq END) = claim_seq, 0)
+
+-- fragment: had_all
+(delivered_by IS NOT NULL OR ended_claim IS NULL)
+
+-- fragment: keep_accepted
+(SELECT nullif(json_group_object(key, json(value)), '{}')
+ FROM json_each(CASE WHEN json_valid(mail_outbox.recipients) THEN mail_outbox.recipients END)
+ WHERE CASE type WHEN 'object' THEN json_extract(value, '$.status') END = 'accepted')
+
 -- name: claim
 WITH candidates AS MATERIALIZED (
     SELECT id
@@ -24,7 +35,11 @@ SET status = 'dispatching',
     last_attempt_at = strftime({form}, 'now'),
     claim_seq = claim_seq + 1,
     locked_by = :owner,
-    lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+    lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds)),
+    recipients = CASE WHEN NOT {put_back} THEN recipients WHEN NOT {had_all} THEN {keep_accepted} END,
+    token = CASE WHEN {put_back} AND {had_all} THEN lower(hex(randomblob(16))) ELSE token END,
+    expires_at = CASE WHEN {put_back} AND expires_at <= strftime({form}, 'now') THEN NULL ELSE expires_at END,
+    ended_claim = CASE WHEN {put_back} THEN claim_seq ELSE ended_claim END
 FROM candidates
 WHERE mail_outbox.id = candidates.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
@@ -79,8 +94,9 @@ SET status = batch.status,
     provider = coalesce(batch.provider, mail_outbox.provider),
     provider_message_id = coalesce(batch.provider_message_id, mail_outbox.provider_message_id),
     sent_at = CASE WHEN batch.status = 'sent' THEN strftime({form}, 'now') ELSE sent_at END,
-    delivered_by = CASE WHEN batch.status = 'sent' THEN :owner ELSE delivered_by END,
+    delivered_by = CASE WHEN batch.status = 'sent' THEN :owner END,
     delivered_millis = coalesce(batch.millis, delivered_millis),
+    ended_claim = CASE WHEN batch.status = 'queued' THEN ended_claim ELSE claim_seq END,
     locked_by = NULL,
     lease_expires_at = NULL
 FROM batch
@@ -145,7 +161,7 @@ WITH over AS MATERIALIZED (
         SELECT id, 'expired' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND expires_at IS NOT NULL
-          AND expires_at <= strftime({form}, 'now')
+          AND expires_at <= strftime({form}, 'now') AND NOT {put_back}
         LIMIT :limit)
     UNION ALL
     SELECT * FROM (
@@ -158,7 +174,8 @@ WITH over AS MATERIALIZED (
 UPDATE mail_outbox
 SET status = over.status,
     last_error = CASE WHEN over.status = 'expired' THEN 'expired before it could be sent'
-                      ELSE coalesce(last_error, 'no attempts left') END
+                      ELSE coalesce(last_error, 'no attempts left') END,
+    ended_claim = claim_seq
 FROM over
 WHERE mail_outbox.id = over.id
 RETURNING status
@@ -234,16 +251,13 @@ LIMIT :limit
 -- name: requeue
 UPDATE mail_outbox
 SET status = 'queued', retry_count = 0, rescue_count = 0, defer_count = 0,
-    next_attempt_at = strftime({form}, 'now'),
-    expires_at = CASE WHEN expires_at <= strftime({form}, 'now') THEN NULL ELSE expires_at END,
-    recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
-                  FROM json_each(mail_outbox.recipients) WHERE json_extract(value, '$.status') = 'accepted')
+    next_attempt_at = strftime({form}, 'now'), ended_claim = claim_seq
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('failed', 'cancelled', 'expired')
 RETURNING id
 
 -- name: cancel
 UPDATE mail_outbox
-SET status = 'cancelled'
+SET status = 'cancelled', ended_claim = claim_seq
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
 RETURNING id
 
