@@ -217,6 +217,16 @@ WHERE status = 'queued' AND next_attempt_at <= now() AND retry_count < :max_atte
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT :limit
 
+-- name: due
+SELECT count(*) AS count
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= now() AND retry_count < :max_attempts
+
+-- name: by_ids
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at
+FROM mail_outbox
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+
 -- name: attachments
 SELECT attachments FROM mail_outbox WHERE id = :id
 

@@ -189,6 +189,16 @@ WHERE status = 'queued'
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT :limit
 
+-- name: due
+SELECT count(*) AS count
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= strftime({form}, 'now') AND retry_count < :max_attempts
+
+-- name: by_ids
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at
+FROM mail_outbox
+WHERE id IN (SELECT value FROM json_each(:ids))
+
 -- name: attachments
 SELECT attachments FROM mail_outbox WHERE id = :id
 
