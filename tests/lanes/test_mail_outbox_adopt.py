@@ -97,6 +97,8 @@ async def test_inserts_of_the_other_program_go_on_and_are_sent(database_url: str
             assert rows[before["id"]]["status"] == rows[after["id"]]["status"] == "sent"
             assert len({row["token"] for row in rows.values()}) == 3, "each has a Message-ID of its own"
             assert all(row["token"] for row in rows.values())
+            counts = await lane.outbox.counts()
+            assert counts == {**dict.fromkeys(counts, 0), "sent": 2}, "a draft is no state of ours"
 
 
 @pytest.mark.clause("OUT-14", "OUT-09")

@@ -66,6 +66,7 @@ TABLES: Final = (
             "mail_outbox_expiring",
             "mail_outbox_ended",
             "mail_outbox_idempotency",
+            "homing_mail_outbox_foreign",
         ),
         text_times=("next_attempt_at",),
     ),

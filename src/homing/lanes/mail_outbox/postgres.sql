@@ -9,7 +9,7 @@ date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.send_at,
 -- fragment: put_back
 -- The last thing that a claim did to the row was to end it, so a person has queued it since, by whichever SQL. What
 -- was sent by a version that did not note its claim has a sent_at.
-coalesce(coalesce(o.ended_claim, CASE WHEN o.sent_at IS NOT NULL THEN o.claim_seq END) = o.claim_seq, false)
+(o.ended_claim IS NOT DISTINCT FROM o.claim_seq OR o.ended_claim IS NULL AND o.sent_at IS NOT NULL)
 
 -- fragment: had_all
 -- Everybody had accepted the mail.
@@ -352,6 +352,11 @@ UNION ALL
 SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
 UNION ALL
 SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'mail_outbox'
+UNION ALL
+-- Another program that made the table has states of its own. The index is only there, and it is not looked without it.
+SELECT 'total', CASE WHEN to_regclass('homing_mail_outbox_foreign') IS NULL THEN 0 ELSE -(
+    SELECT count(*) FROM mail_outbox
+    WHERE status NOT IN ('queued', 'dispatching', 'sent', 'failed', 'cancelled', 'expired')) END
 
 -- name: oldest_due
 -- An urgent mail is due before it was ordered, and comes first: it is not late for that, and what is late may be
