@@ -215,6 +215,26 @@ async def test_an_enum_status_is_refused(postgres_url: str) -> None:
 
 
 @pytest.mark.clause("OUT-14")
+async def test_a_table_of_another_owner_is_refused_before_anything_is_changed(postgres_url: str) -> None:
+    role = f"homing_{postgres_url.rpartition('/')[2]}"[:60]
+    async with made(postgres_url, BARE) as other:
+        await other.sql(f'CREATE ROLE "{role}"')
+        await other.sql(f'GRANT CREATE, USAGE ON SCHEMA public TO "{role}"')
+        before = await definitions(other)
+        settings = load_settings(
+            {"database_url": f"{postgres_url}?role={role}", "mail_url": "memory://"}, environ={}
+        )
+        async with opened(settings) as homing:
+            with pytest.raises(
+                SchemaError, match=r"mail_outbox belongs to .*; only its owner can add columns"
+            ):
+                await homing.migrate()
+        assert await definitions(other) == before
+        await other.sql(f'DROP OWNED BY "{role}"')
+        await other.sql(f'DROP ROLE "{role}"')
+
+
+@pytest.mark.clause("OUT-14")
 async def test_times_that_are_numbers_are_refused(sqlite_url: str) -> None:
     async with made(
         sqlite_url, {"sqlite": BARE["sqlite"].replace("campaign INTEGER", "next_attempt_at DATETIME")}
