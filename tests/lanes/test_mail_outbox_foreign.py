@@ -151,10 +151,10 @@ async def side_by_side(url: str, table: str, relay: SmtpSink) -> AsyncIterator[t
         if table != "ours":
             await stack.enter_async_context(made(url, TABLES[table]))
         lane = await stack.enter_async_context(bench(url, **settings))
-        programs = [await other_program(url) for _ in range(2)]
-        yield lane, Foreign(*programs, relay, table)
-        for program in programs:
-            await program.close()
+        other, dispatcher = await other_program(url), await other_program(url)
+        yield lane, Foreign(other, dispatcher, relay, table)
+        await other.close()
+        await dispatcher.close()
 
 
 def refuse_as_told() -> tuple[SmtpSink, set[str]]:
