@@ -271,3 +271,18 @@ async def test_a_time_is_understood_in_any_form(sqlite_url: str, table: str, tim
             due = "SELECT id FROM mail_outbox WHERE next_attempt_at <= datetime('now', '+1 second')"
             assert await other.sql(due) == [now]
         assert list(await lane.deliver()) == [now["id"]]
+
+
+@pytest.mark.clause("OUT-14")
+@pytest.mark.parametrize("kind", ["timestamp(3)", "timestamptz"])
+async def test_a_time_without_end_holds_nothing_up(postgres_url: str, kind: str) -> None:
+    """A table of ours has a rule against it; another program's need not."""
+    made_so = {"postgres": SPECIFIED["postgres"].replace("timestamp(3)", kind)}
+    async with made(postgres_url, made_so) as other, bench(postgres_url) as lane:
+        ids = [(await other.sql(order("specified")))[0]["id"] for _ in range(3)]
+        for id, time in zip(ids, ("-infinity", "infinity", "now"), strict=True):
+            await other.sql(f"UPDATE mail_outbox SET next_attempt_at = '{time}' WHERE id = {id}")
+        await lane.deliver()
+        states = {row["id"]: row["status"] for row in await other.sql("SELECT id, status FROM mail_outbox")}
+        assert states == {ids[0]: "sent", ids[1]: "queued", ids[2]: "sent"}
+        assert len(await lane.outbox.page(limit=10)) == 3

@@ -6,6 +6,10 @@
 -- as an interval: a time that is infinite makes an age that is, and no error.
 date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.send_at, CASE o.claim_seq WHEN 1 THEN o.next_attempt_at END))
 
+-- fragment: due
+-- Another program's column may hold '-infinity', which the driver gives without a zone: it compares with no other time.
+greatest(o.next_attempt_at, '0001-01-02Z'::timestamptz)
+
 -- fragment: put_back
 -- The last thing that a claim did to the row was to end it, so a person has queued it since, by whichever SQL. What
 -- was sent by a version that did not note its claim has a sent_at.
@@ -47,7 +51,7 @@ SET status = 'dispatching',
 FROM candidates
 WHERE o.id = candidates.id
 RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
-    o.traceparent, o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
     o.unsubscribe_url, o.token, o.recipients
@@ -71,7 +75,7 @@ SET claim_seq = o.claim_seq + 1,
 FROM lost
 WHERE o.id = lost.id
 RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
-    o.traceparent, o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
     o.unsubscribe_url, o.token, o.recipients
