@@ -138,7 +138,7 @@ def created(dialect: Dialect, column: str, since: datetime | None, until: dateti
         if dialect == "postgres":
             found += Conditions((f"{column} {sign} :{name}",), {name: moment})
         else:
-            days = f"coalesce(julianday({column}), iso_julianday({column}))"
+            days = f"coalesce(julianday({column}), instant_julianday({column}))"
             found += Conditions((f"{days} {sign} julianday(:{name})",), {name: iso(moment)})
     return found
 

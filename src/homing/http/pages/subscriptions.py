@@ -253,7 +253,7 @@ def _preferences(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     window = given.get("deliveryWindow")
     return [
         ("Told when a section opens", "yes" if given.get("notifyOn") else "no"),
-        ("At most so many mails", given.get("maxNotifications")),
+        ("At most so many mails", given.get("maxNotifications", "no limit")),
         ("Snoozed until", given.get("snoozeUntil")),
         ("Only between", _window(window) if window else "any time"),
     ]

@@ -114,7 +114,7 @@ waiting AS MATERIALIZED (SELECT subscription_id FROM ({known}) WHERE status = 'p
 last AS MATERIALIZED (
     SELECT e.event_id, e.subscription_id,
         coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', e.created_at),
-                 strftime('%Y-%m-%dT%H:%M:%fZ', iso_julianday(e.created_at))) AS sent_at
+                 strftime('%Y-%m-%dT%H:%M:%fZ', instant_julianday(e.created_at))) AS sent_at
     FROM ({of_contact}) AS theirs
     CROSS JOIN subscription_events AS e ON e.subscription_id = theirs.subscription_id
     WHERE e.event_type = 'verification_sent'
