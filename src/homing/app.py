@@ -11,11 +11,13 @@ from homing.access.desk import Access
 from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
+from homing.db.adoption import refusals
 from homing.db.migrate import Migration, check, load_migrations, migrate
 from homing.db.patience import Patience, patiently
 from homing.engine.prune import plan, read_retention
 from homing.errors import SchemaError, SettingsError
-from homing.lanes.open_events.adopt import refusals
+from homing.lanes.mail_outbox.adopt import TABLES as MAIL_TABLES
+from homing.lanes.open_events.adopt import TABLES as NOTIFY_TABLES
 from homing.lanes.open_events.repair import Loss, losses, repair
 from homing.lines import Line
 from homing.parts.alerts import Alerts
@@ -42,13 +44,14 @@ if TYPE_CHECKING:
     from homing.lanes.dispatch_jobs.credentials.store import Credentials
     from homing.lanes.dispatch_jobs.tokens import ProcessTokens
 
+MAIL_PACKAGE = "homing.lanes.mail_outbox"
 #: In the order in which their migrations are applied.
 MIGRATED = (
     "homing.db.attempts",
     "homing.access",
     "homing.workers",
     "homing.senders.caught_mail",
-    "homing.lanes.mail_outbox",
+    MAIL_PACKAGE,
     "homing.lanes.dispatch_jobs",
     "homing.lanes.email_log",
     "homing.lanes.open_events",
@@ -259,12 +262,23 @@ class Homing:
         return [*done, *again]
 
     async def _refuse_unknown_tables(self) -> None:
-        """Those of open_events may be another program's: they are taken as they are, or left alone."""
-        pending = (await check(self.notify_database, self._notify_migrations)).migrations
-        found = await refusals(self.notify_database) if pending or await self._losses() else []
+        """Another program may have made some: they are taken as they are, or left alone."""
+        found = [*await self._mail_refusals(), *await self._notify_refusals()]
         if found:
             told = "".join(f"\n  - {sentence}" for sentence in found)
             raise SchemaError(f"these tables cannot be worked with, so nothing was changed:{told}")
+
+    async def _mail_refusals(self) -> list[str]:
+        """Only before the first migration; afterwards the table has what it needs, whoever made it."""
+        wanted = load_migrations([MAIL_PACKAGE], self.database.dialect)
+        pending = (await check(self.database, wanted)).migrations
+        return await refusals(self.database, MAIL_TABLES) if wanted[0] in pending else []
+
+    async def _notify_refusals(self) -> list[str]:
+        pending = (await check(self.notify_database, self._notify_migrations)).migrations
+        if not pending and not await self._losses():
+            return []
+        return await refusals(self.notify_database, NOTIFY_TABLES)
 
     @property
     def _notify_migrations(self) -> list[Migration]:

@@ -136,7 +136,8 @@ def created(dialect: Dialect, column: str, since: datetime | None, until: dateti
         if moment is None:
             continue
         if dialect == "postgres":
-            found += Conditions((f"{column} {sign} :{name}",), {name: moment})
+            # Of another program's table the column may be without a zone.
+            found += Conditions((f"{column} {sign} :{name}::timestamptz",), {name: moment})
         else:
             days = f"coalesce(julianday({column}), instant_julianday({column}))"
             found += Conditions((f"{days} {sign} julianday(:{name})",), {name: iso(moment)})

@@ -3,6 +3,10 @@
 A component is a package with `migrations/postgres/NNNN_name.sql` and `migrations/sqlite/…`; for MongoDB
 `migrations/mongodb/NNNN_name.json` holds commands that can be run twice. What was applied is recorded in
 `homing_migration` with a checksum, so that a file that was changed afterwards is noticed instead of believed.
+
+Where another program has made a table already, `adopt/NNNN_name.sql` beside the migration is run in its
+place: it adds only what is missing. Its first line names the table, `-- table: mail_outbox`. What is recorded
+is the migration, so that everything after it is the same.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
+from homing.db.adoption import find_table
 from homing.db.database import Database
 from homing.db.patience import Patience, patiently
 from homing.db.queries import Dialect, Query
@@ -32,6 +38,8 @@ class Migration(Struct, frozen=True, order=True):
     version: int
     name: str
     sql: str
+    #: What is run instead where another program has made the table that it names.
+    adopting: str | None = None
 
     @property
     def checksum(self) -> str:
@@ -74,13 +82,19 @@ def load_migrations(packages: Iterable[str], dialect: Dialect) -> list[Migration
 
 def _of_package(package: str, dialect: Dialect) -> list[Migration]:
     folder = files(package).joinpath("migrations", dialect)
-    found = []
-    for file in folder.iterdir():
-        version, _, name = file.name.rpartition(".")[0].partition("_")
-        found.append(
-            Migration(package.rsplit(".", 1)[-1], int(version), name, file.read_text(encoding="utf-8"))
-        )
-    return sorted(found)
+    return sorted(_read(package, folder, file) for file in folder.iterdir() if file.is_file())
+
+
+def _read(package: str, folder: Traversable, file: Traversable) -> Migration:
+    version, _, name = file.name.rpartition(".")[0].partition("_")
+    adopting = folder.joinpath("adopt", file.name)
+    return Migration(
+        package.rsplit(".", 1)[-1],
+        int(version),
+        name,
+        file.read_text(encoding="utf-8"),
+        adopting.read_text(encoding="utf-8") if adopting.is_file() else None,
+    )
 
 
 async def check(database: Database, migrations: Sequence[Migration]) -> Pending:
@@ -116,7 +130,7 @@ async def run_again(
     database: Database, migration: Migration, before: str = "", patience: Patience = _PATIENCE
 ) -> None:
     """Run what was applied once more, after some other statements. Only for scripts that may be run twice."""
-    script = _LEDGER[database.dialect] + before + _statements(database.dialect, migration)
+    script = _LEDGER[database.dialect] + before + _statements(database.dialect, migration.sql)
     await _patiently(database, migration, patience, lambda: database.run_script(script))
 
 
@@ -142,7 +156,7 @@ async def _patiently(
 
 async def _apply(database: Database, migration: Migration) -> bool:
     try:
-        await database.run_script(_script(database.dialect, migration))
+        await database.run_script(_script(database.dialect, migration, await _as_found(database, migration)))
     except DatabaseError:
         # Another process may have been first; its record then stands where ours was refused.
         if (migration.component, migration.version) in await _applied(database):
@@ -151,7 +165,15 @@ async def _apply(database: Database, migration: Migration) -> bool:
     return True
 
 
-def _script(dialect: Dialect, migration: Migration) -> str:
+async def _as_found(database: Database, migration: Migration) -> str:
+    """The statements of a migration, or those that adopt the table that it would make."""
+    found = _TABLE.match(migration.adopting or "")
+    if migration.adopting is None or found is None or await find_table(database, found["name"]) is None:
+        return migration.sql
+    return migration.adopting
+
+
+def _script(dialect: Dialect, migration: Migration, sql: str) -> str:
     """The record goes in first: a second process waits for it, and then fails on it before any DDL."""
     if dialect == "mongodb":
         return _commands(migration)
@@ -159,11 +181,11 @@ def _script(dialect: Dialect, migration: Migration) -> str:
         "INSERT INTO homing_migration (component, version, name, checksum) VALUES "  # noqa: S608 - ours
         f"('{migration.component}', {migration.version}, '{migration.name}', '{migration.checksum}');\n"
     )
-    return _LEDGER[dialect] + record + _statements(dialect, migration)
+    return _LEDGER[dialect] + record + _statements(dialect, sql)
 
 
-def _statements(dialect: Dialect, migration: Migration) -> str:
-    return _OWN_TIMEOUT.sub("", migration.sql) if dialect == "postgres" else migration.sql
+def _statements(dialect: Dialect, sql: str) -> str:
+    return _OWN_TIMEOUT.sub("", sql) if dialect == "postgres" else sql
 
 
 def _commands(migration: Migration) -> str:
@@ -176,6 +198,7 @@ def _commands(migration: Migration) -> str:
     return json.dumps({"record": record, "commands": json.loads(migration.sql)})
 
 
+_TABLE: Final = re.compile(r"-- table: (?P<name>\w+)\n")
 _HOLDERS: Final = "SELECT pid, application_name, xact_start FROM pg_stat_activity ORDER BY xact_start"
 #: What a file of ours says of this itself, and cannot be rid of since it was applied.
 _OWN_TIMEOUT: Final = re.compile(r"^SET LOCAL lock_timeout = [^;]+;", re.MULTILINE)

@@ -13,8 +13,9 @@ from tests.lanes.open_events.desk import opened_desk
 from tests.notifications import OtherProgram, notification_bench, other_program
 
 from homing.db import Database, connect
+from homing.db.adoption import refusals
 from homing.db.migrate import load_migrations, migrate
-from homing.lanes.open_events.adopt import refusals
+from homing.lanes.open_events.adopt import TABLES
 
 #: As the origin's migrations write them: names, defaults and keys of its own, and columns we do not know.
 FOREIGN = {
@@ -94,14 +95,14 @@ async def test_what_is_missing_is_added_and_what_is_there_stays(database_url: st
             "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, priority) "
             "VALUES (1, 1, 'k', 9) RETURNING 1 AS one"
         )
-        assert await refusals(database) == []
+        assert await refusals(database, TABLES) == []
         await take_over(database)
         row = await other.row(1)
         assert (row["priority"], row["fanout_status"], row["claim_seq"]) == (9, "pending", None)
         for table in ("sections", "courses", "section_meetings"):
             assert await other.sql(f"SELECT * FROM {table}") == []
         await other.sql("SELECT favourite_colour, last_notified_at FROM subscriptions")
-        assert await refusals(database) == [], "our own additions are understood, too"
+        assert await refusals(database, TABLES) == [], "our own additions are understood, too"
 
 
 @pytest.mark.clause("NTF-01", "NTF-04")
@@ -127,7 +128,7 @@ async def test_a_missing_unique_key_is_added(database_url: str) -> None:
         ",\n        UNIQUE (open_event_id, subscription_id)", ""
     )
     async with taken(database_url, open_event_notifications=without) as (database, other):
-        assert await refusals(database) == []
+        assert await refusals(database, TABLES) == []
         await take_over(database)
         assert "homing_notifications_once" in str(await definitions(other))
 
@@ -165,7 +166,7 @@ async def test_flips_and_subscriptions_work_on_what_was_taken_over(
 ) -> None:
     """What is not said is left to the defaults of the other program's columns."""
     async with taken(database_url, **tables) as (database, other):
-        assert await refusals(database) == []
+        assert await refusals(database, TABLES) == []
         async with opened_desk(database_url) as desk:
             await desk.subscribe("ann@example.org")
             assert await desk.subscriptions.confirm([1], "ann@example.org") == [1]
@@ -278,7 +279,7 @@ async def test_what_cannot_be_used_is_named_and_nothing_is_changed(database_url:
     tables, sentence = REFUSED[case]
     async with taken(database_url, **tables) as (database, other):
         before = await definitions(other)
-        said = await refusals(database)
+        said = await refusals(database, TABLES)
         assert any(sentence.lower() in line.lower() for line in said), said
         assert await definitions(other) == before
 
@@ -294,15 +295,15 @@ async def test_rows_that_are_there_twice_are_named(database_url: str) -> None:
                 "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key) "
                 "VALUES (1, 2, 'k') RETURNING 1 AS one"
             )
-        (said,) = await refusals(database)
+        (said,) = await refusals(database, TABLES)
         assert "1 pairs of open_event_id and subscription_id more than once" in said
 
 
 async def test_a_database_without_such_tables_is_fine(database_url: str) -> None:
     database = connect(database_url)
-    assert await refusals(database) == []
+    assert await refusals(database, TABLES) == []
     await take_over(database)
-    assert await refusals(database) == []
+    assert await refusals(database, TABLES) == []
     await database.close()
 
 
@@ -314,4 +315,4 @@ async def test_a_check_that_the_row_itself_breaks_says_nothing_of_the_words(sqli
         "priority INTEGER CHECK (priority > 100) DEFAULT 101, x INTEGER",
     )
     async with taken(sqlite_url, **strange) as (database, _):
-        assert await refusals(database) == []
+        assert await refusals(database, TABLES) == []

@@ -202,11 +202,13 @@ SELECT attachments FROM mail_outbox WHERE id = :id
 INSERT INTO mail_outbox (
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body, template,
     variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
-    metadata, token, traceparent, send_at, next_attempt_at)
+    metadata, token, traceparent, send_at, status, retry_count, created_at, next_attempt_at)
 SELECT
     b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to, b.subject, b.text_body, b.html_body,
     b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url, b.idempotency_key,
     b.fingerprint, b.expires_at, b.metadata, b.token, b.traceparent, b.send_at,
+    -- Another program's columns may have no default.
+    'queued', 0, now(),
     -- An urgent mail is due before it was ordered, and so goes first in the specified order.
     CASE WHEN b.urgent THEN now() - interval '1 day'
          ELSE coalesce(b.send_at, now()) END

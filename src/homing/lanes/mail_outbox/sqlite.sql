@@ -2,6 +2,10 @@
 -- writing statement runs under BEGIN IMMEDIATE instead, so there is only one at a time. Times are ISO
 -- text, made by strftime, and JSON is read by json_extract: subsec and ->> need a newer SQLite than 3.35.
 
+-- fragment: form
+-- That of the table: another program that made it may have its own, and compares times as text, too. Leases are ours.
+(SELECT format FROM homing_time_format WHERE lane = 'mail_outbox')
+
 -- fragment: age
 (julianday('now') - julianday(max(created_at, coalesce(send_at, ''), CASE claim_seq WHEN 1 THEN next_attempt_at ELSE '' END))) * 86400.0
 
@@ -10,14 +14,14 @@ WITH candidates AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'queued'
-      AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+      AND next_attempt_at <= strftime({form}, 'now')
       AND retry_count < :max_attempts
     ORDER BY next_attempt_at ASC, id ASC
     LIMIT :limit
 )
 UPDATE mail_outbox
 SET status = 'dispatching',
-    last_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
+    last_attempt_at = strftime({form}, 'now'),
     claim_seq = claim_seq + 1,
     locked_by = :owner,
     lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
@@ -25,7 +29,7 @@ FROM candidates
 WHERE mail_outbox.id = candidates.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
-    expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
+    expires_at <= strftime({form}, 'now') AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
     html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
     unsubscribe_url, token, recipients
@@ -50,7 +54,7 @@ FROM lost
 WHERE mail_outbox.id = lost.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
-    expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired,
+    expires_at <= strftime({form}, 'now') AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
     html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
     unsubscribe_url, token, recipients
@@ -68,13 +72,13 @@ SET status = batch.status,
     retry_count = retry_count + batch.charged,
     defer_count = CASE WHEN batch.status = 'queued' AND batch.charged = 0 THEN defer_count + 1 ELSE 0 END,
     next_attempt_at = CASE WHEN batch.status = 'queued'
-        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay))
+        THEN strftime({form}, 'now', printf('%+.3f seconds', batch.delay))
         ELSE next_attempt_at END,
     last_error = batch.error,
     recipients = coalesce(batch.recipients, mail_outbox.recipients),
     provider = coalesce(batch.provider, mail_outbox.provider),
     provider_message_id = coalesce(batch.provider_message_id, mail_outbox.provider_message_id),
-    sent_at = CASE WHEN batch.status = 'sent' THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now') ELSE sent_at END,
+    sent_at = CASE WHEN batch.status = 'sent' THEN strftime({form}, 'now') ELSE sent_at END,
     delivered_by = CASE WHEN batch.status = 'sent' THEN :owner ELSE delivered_by END,
     delivered_millis = coalesce(batch.millis, delivered_millis),
     locked_by = NULL,
@@ -128,7 +132,7 @@ UPDATE mail_outbox
 SET status = 'queued',
     claim_seq = claim_seq + 1,
     rescue_count = rescue_count + 1,
-    next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
+    next_attempt_at = strftime({form}, 'now'),
     locked_by = NULL,
     lease_expires_at = NULL
 FROM lost
@@ -141,14 +145,14 @@ WITH over AS MATERIALIZED (
         SELECT id, 'expired' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND expires_at IS NOT NULL
-          AND expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+          AND expires_at <= strftime({form}, 'now')
         LIMIT :limit)
     UNION ALL
     SELECT * FROM (
         SELECT id, 'failed' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
-          AND (expires_at IS NULL OR expires_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+          AND (expires_at IS NULL OR expires_at > strftime({form}, 'now'))
         LIMIT :limit)
 )
 UPDATE mail_outbox
@@ -163,7 +167,7 @@ RETURNING status
 SELECT id, retry_count, next_attempt_at, last_attempt_at
 FROM mail_outbox
 WHERE status = 'queued'
-  AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+  AND next_attempt_at <= strftime({form}, 'now')
   AND retry_count < :max_attempts
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT :limit
@@ -175,7 +179,7 @@ SELECT attachments FROM mail_outbox WHERE id = :id
 INSERT INTO mail_outbox (
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body, template,
     variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
-    metadata, token, traceparent, send_at, next_attempt_at)
+    metadata, token, traceparent, send_at, status, retry_count, created_at, next_attempt_at)
 SELECT
     json_extract(value, '$.from_address'), json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
     json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.text_body'), json_extract(value, '$.html_body'),
@@ -184,9 +188,11 @@ SELECT
     json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.idempotency_key'), json_extract(value, '$.fingerprint'),
     json_extract(value, '$.expires_at'), json_extract(value, '$.metadata'), json_extract(value, '$.token'),
     json_extract(value, '$.traceparent'), json_extract(value, '$.send_at'),
+    -- Another program's columns may have no default.
+    'queued', 0, strftime({form}, 'now'),
     CASE WHEN json_extract(value, '$.urgent')
-         THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
-         ELSE coalesce(json_extract(value, '$.send_at'), strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) END
+         THEN strftime({form}, 'now', '-1 day')
+         ELSE coalesce(json_extract(value, '$.send_at'), strftime({form}, 'now')) END
 FROM json_each(:batch)
 WHERE true
 ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
@@ -198,7 +204,7 @@ FROM mail_outbox
 WHERE idempotency_key IN (SELECT value FROM json_each(:keys))
 
 -- name: get
-SELECT *, expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') AS expired FROM mail_outbox WHERE id = :id
+SELECT *, expires_at <= strftime({form}, 'now') AS expired FROM mail_outbox WHERE id = :id
 
 -- name: page
 SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
@@ -228,8 +234,8 @@ LIMIT :limit
 -- name: requeue
 UPDATE mail_outbox
 SET status = 'queued', retry_count = 0, rescue_count = 0, defer_count = 0,
-    next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now'),
-    expires_at = CASE WHEN expires_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN NULL ELSE expires_at END,
+    next_attempt_at = strftime({form}, 'now'),
+    expires_at = CASE WHEN expires_at <= strftime({form}, 'now') THEN NULL ELSE expires_at END,
     recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
                   FROM json_each(mail_outbox.recipients) WHERE json_extract(value, '$.status') = 'accepted')
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('failed', 'cancelled', 'expired')
@@ -243,8 +249,8 @@ RETURNING id
 
 -- name: send_now
 UPDATE mail_outbox
-SET next_attempt_at = min(next_attempt_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-    send_at = min(send_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+SET next_attempt_at = min(next_attempt_at, strftime({form}, 'now')),
+    send_at = min(send_at, strftime({form}, 'now'))
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
 RETURNING id
 
@@ -267,7 +273,7 @@ SELECT max((julianday('now') - julianday(max(next_attempt_at, created_at))) * 86
 FROM (
     SELECT next_attempt_at, created_at
     FROM mail_outbox
-    WHERE status = 'queued' AND next_attempt_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
+    WHERE status = 'queued' AND next_attempt_at <= strftime({form}, 'now')
     ORDER BY next_attempt_at ASC, id ASC
     LIMIT 100)
 
@@ -279,11 +285,11 @@ max(o.created_at, coalesce(o.sent_at, o.created_at), coalesce(o.last_attempt_at,
 -- CROSS JOIN keeps this order: by id, without the index of states.
 mail_outbox AS o CROSS JOIN json_each(:ages) AS a
 WHERE +o.status IN ('sent', 'failed', 'cancelled', 'expired') AND o.status = json_extract(a.value, '$.state')
-  AND {ended} < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', json_extract(a.value, '$.seconds')))
+  AND {ended} < strftime({form}, 'now', printf('-%d seconds', json_extract(a.value, '$.seconds')))
 
 -- name: prune_window
 SELECT max(id) AS last,
-    min(created_at) < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', :youngest)) AS old
+    min(created_at) < strftime({form}, 'now', printf('-%d seconds', :youngest)) AS old
 FROM (SELECT id, created_at FROM mail_outbox WHERE id > :after ORDER BY id LIMIT :window)
 
 -- name: prune_survey
