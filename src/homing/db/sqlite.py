@@ -225,9 +225,10 @@ def _run_script(connection: sqlite3.Connection, statements: str) -> None:
         raise
 
 
-#: `ADD COLUMN IF NOT EXISTS`, which PostgreSQL knows and SQLite does not.
+#: `ALTER TABLE IF EXISTS … ADD COLUMN IF NOT EXISTS`, which PostgreSQL knows and SQLite does not.
 _ADD_COLUMN = re.compile(
-    r"^ALTER TABLE (?P<table>\w+) ADD COLUMN(?P<if> IF NOT EXISTS) (?P<column>\w+)", re.MULTILINE
+    r"^ALTER TABLE(?P<if_table> IF EXISTS)? (?P<table>\w+) ADD COLUMN(?P<if> IF NOT EXISTS) (?P<column>\w+)",
+    re.MULTILINE,
 )
 #: A comment of our own before a statement that is left out when this query finds something.
 _UNLESS = re.compile(r"^-- unless: (.+)$", re.MULTILINE)
@@ -240,9 +241,10 @@ def _still_wanted(connection: sqlite3.Connection, statement: str) -> str | None:
     if (adding := _ADD_COLUMN.search(statement)) is None:
         return statement
     columns = connection.execute("SELECT name FROM pragma_table_xinfo(?)", (adding["table"],))
-    if adding["column"].lower() in {name.lower() for (name,) in columns}:
+    there = {name.lower() for (name,) in columns}
+    if adding["column"].lower() in there or (adding["if_table"] and not there):
         return None
-    return statement[: adding.start("if")] + statement[adding.end("if") :]
+    return statement.replace(" IF EXISTS", "").replace(" IF NOT EXISTS", "")
 
 
 @lru_cache(maxsize=1024)

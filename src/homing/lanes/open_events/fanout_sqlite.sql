@@ -35,8 +35,8 @@ LIMIT 1
 -- What a subscription was sent since its last change of status, and what it waits for.
 (SELECT count(*) FROM subscription_events AS sent
  WHERE sent.subscription_id = s.subscription_id AND sent.event_type = 'notify_sent'
-   AND sent.event_id > coalesce(
-       (SELECT max(changed.event_id) FROM subscription_events AS changed
+   AND sent.rowid > coalesce(
+       (SELECT max(changed.rowid) FROM subscription_events AS changed
         WHERE changed.subscription_id = s.subscription_id AND changed.event_type = 'status_changed'), 0))
 + (SELECT count(*) FROM open_event_notifications AS waiting
    WHERE waiting.subscription_id = s.subscription_id AND lower(waiting.fanout_status) = 'pending')

@@ -19,6 +19,7 @@ from homing.db.tally import Base, RunningTotal, by_state
 from homing.engine.coalesce import Batched
 from homing.engine.model import Claim, Monotonic, Settlement
 from homing.errors import DatabaseError
+from homing.lanes.open_events.history import History
 from homing.lanes.open_events.notification import (
     CHANNEL,
     COUNTED,
@@ -90,10 +91,13 @@ class Notifications(SqlStore[Notification]):
             load_queries(__package__ or "", database.dialect),
             # Not asked: an item is made of three queries' rows.
             item=lambda _row: _UNREAD,
-            transition=transition,
+            transition=self._written,
             parameters={**msgspec.structs.asdict(terms), "most_counted": _MOST_COUNTED},
             kept_attempts=attempts_of_notifications(database, untold),
         )
+        self._columns_of = transition
+        self._history = History(database)
+        self._told: frozenset[str] = frozenset()
         self._unread_lock = unread_lock
         self._monotonic = monotonic
         self._total = RunningTotal(monotonic)
@@ -139,12 +143,19 @@ class Notifications(SqlStore[Notification]):
         return [found.get(id) for id in ids]
 
     async def settle(self, batch: Sequence[tuple[Claim[Notification], Settlement]]) -> set[int]:
+        self._told = await self._history.kept()
         if self.database.dialect != "sqlite":
             return await super().settle(batch)
         settled: set[int] = set()
         for start in range(0, len(batch), _MOST_SETTLED_IN_A_FILE):
             settled |= await super().settle(batch[start : start + _MOST_SETTLED_IN_A_FILE])
         return settled
+
+    def _written(self, claim: Claim[Notification], settlement: Settlement) -> Mapping[str, Any]:
+        """What a settlement writes, without an event that the history does not take."""
+        columns: Mapping[str, Any] = self._columns_of(claim, settlement)
+        told = columns["told"]
+        return columns if told is None or told in self._told else {**columns, "told": None}
 
     async def release(self, claims: Sequence[Claim[Notification]]) -> set[int]:
         released = await super().release(claims)

@@ -80,25 +80,25 @@ WHERE coalesce(julianday(l.created_at), instant_julianday(l.created_at)) < julia
        OR l.event_type = 'notify_sent'
           AND EXISTS (SELECT 1 FROM subscription_events AS changed
                       WHERE changed.subscription_id = l.subscription_id AND changed.event_type = 'status_changed'
-                        AND changed.event_id > l.event_id))
+                        AND changed.rowid > l.rowid))
 
 -- name: prune_history_window
-SELECT max(event_id) AS last, min(made) < julianday('now') - :youngest / 86400.0 AS old
-FROM (SELECT event_id, coalesce(julianday(created_at), instant_julianday(created_at)) AS made FROM subscription_events WHERE event_id > :after ORDER BY event_id LIMIT :window)
+SELECT max(id) AS last, min(made) < julianday('now') - :youngest / 86400.0 AS old
+FROM (SELECT rowid AS id, coalesce(julianday(created_at), instant_julianday(created_at)) AS made FROM subscription_events WHERE rowid > :after ORDER BY rowid LIMIT :window)
 
 -- name: prune_history_survey
 SELECT json_extract(a.value, '$.state') AS state, count(*) AS count,
     strftime('%Y-%m-%dT%H:%M:%fZ', min(coalesce(julianday(l.created_at), instant_julianday(l.created_at)))) AS oldest
-FROM {prunable_line} AND l.event_id > :after AND l.event_id <= :until
+FROM {prunable_line} AND l.rowid > :after AND l.rowid <= :until
 GROUP BY 1
 
 -- name: prune_history_candidates
-SELECT l.event_id AS id
-FROM {prunable_line} AND l.event_id > :after AND l.event_id <= :until
-ORDER BY l.event_id
+SELECT l.rowid AS id
+FROM {prunable_line} AND l.rowid > :after AND l.rowid <= :until
+ORDER BY l.rowid
 LIMIT :limit
 
 -- name: prune_history
 DELETE FROM subscription_events
-WHERE event_id IN (SELECT l.event_id FROM {prunable_line} AND l.event_id IN (SELECT value FROM json_each(:ids)))
+WHERE rowid IN (SELECT l.rowid FROM {prunable_line} AND l.rowid IN (SELECT value FROM json_each(:ids)))
 RETURNING (SELECT json_extract(value, '$.state') FROM json_each(:ages)) AS state

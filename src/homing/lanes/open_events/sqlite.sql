@@ -59,7 +59,7 @@ EXISTS (SELECT 1 FROM open_event_notifications AS sent
 (SELECT count(*)
  FROM subscription_events AS told
  WHERE told.subscription_id = s.subscription_id AND told.event_type = 'notify_sent'
-   AND told.event_id > coalesce((SELECT max(changed.event_id) FROM subscription_events AS changed
+   AND told.rowid > coalesce((SELECT max(changed.rowid) FROM subscription_events AS changed
                                  WHERE changed.subscription_id = s.subscription_id
                                    AND changed.event_type = 'status_changed'), 0))
 
