@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.lanes.open_events.desk import opened_desk
+from tests.lanes.open_events.desk import WHERE, called_desk, opened_desk
 from tests.notifications import OtherProgram, notification_bench, other_program, read_json
 
 from homing.db import Database, connect
@@ -442,3 +442,22 @@ async def test_a_check_that_the_row_itself_breaks_says_nothing_of_the_words(sqli
     )
     async with taken(sqlite_url, **strange) as (database, _):
         assert await refusals(database, TABLES) == []
+
+
+@pytest.mark.clause("NTF-27")
+async def test_subscriptions_without_a_section_are_shown(database_url: str) -> None:
+    async with taken(database_url, **NAMED) as (database, other):
+        await take_over(database)
+        await named_rows(other)
+        async with called_desk(database_url) as desk:
+            shown = (await desk.client.get("/api/notifications/subscriptions/1")).json()
+            assert (shown["status"], shown["termId"], shown["indexNumber"]) == ("active", None, None)
+            listed = (await desk.client.get("/api/notifications/subscriptions")).json()
+            assert len(listed["items"]) == 1
+            page = await desk.client.get(desk.links.manage_url(1, "ann@example.org"))
+            assert page.status_code == 200
+            assert "None" not in page.text
+            refused = await desk.client.post(
+                "/api/notifications/subscriptions", json={**WHERE, "email": "bob@example.org"}
+            )
+            assert refused.status_code == 409

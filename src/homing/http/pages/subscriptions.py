@@ -222,8 +222,8 @@ def _listed(row: Row) -> dict[str, Any]:
     return {
         "id": view.subscription_id,
         "path": _path(view.subscription_id),
-        "section": f"{view.term_id} {view.campus_code} {view.index_number}",
-        "section_path": link("/subscriptions", q=f"{view.term_id}/{view.campus_code}/{view.index_number}"),
+        "section": view.section or "unknown",
+        "section_path": link("/subscriptions", q="/".join(view.section_parts)),
         "contact": view.contact,
         "status": view.status,
         "tone": _TONES.get(view.status, "quiet"),
@@ -238,7 +238,7 @@ def _facts(view: SubscriptionView) -> list[tuple[str, Any]]:
     return [
         ("Contact", f"{view.contact} ({view.contact_type})"),
         ("Address confirmed", "yes" if view.verified else "no"),
-        ("Section", f"{view.term_id} {view.campus_code} {view.index_number}"),
+        ("Section", view.section),
         ("Course", course),
         ("Section number", view.section_number),
         ("Last known status of the section", view.last_known_section_status),
