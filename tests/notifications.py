@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from tests.outbox import LogLines
 
 from homing.db import Database, connect, instant, iso
-from homing.db.migrate import load_migrations, migrate
+from homing.db.migrate import load_migrations, migrate, run_again
 from homing.db.queries import Dialect, parse_queries
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Settlement
@@ -130,7 +131,12 @@ class NotificationBench:
         self.log = LogLines()
         self.telemetry = Telemetry(make_logger("json", 10, self.log.stream), CollectorRegistry())
         terms = Terms(owner, float(policy.lock_ttl_seconds), 86400.0)
-        self.notifications = Notifications(database, transition, terms=terms)
+        self.notifications = Notifications(
+            database,
+            transition,
+            terms=terms,
+            unread_lock=partial(self.telemetry.lock_unreadable, "open_events"),
+        )
         self.sender = sender
         self.lane = lane_on(self.notifications, sender, policy)
         self.deliverer = Deliverer(self.lane, self.telemetry, concurrency=10, slots=500)
@@ -177,7 +183,7 @@ class NotificationBench:
         values = {
             "open_event_id": await self.event() if event is None else event,
             "subscription_id": await self.subscription() if subscription is None else subscription,
-            "dedupe_key": "d" * 40,
+            "dedupe_key": f"{next(self._numbers):040x}",
             **columns,
         }
         return await self.other.insert("open_event_notifications", "notification_id", values)
@@ -205,6 +211,14 @@ class NotificationBench:
             f"UPDATE open_event_notifications SET {sets} WHERE notification_id = :id RETURNING 1 AS one",
             s=float(seconds), id=id,
         )  # fmt: skip
+
+    async def run_migration_again(self, number: str) -> None:
+        (one,) = [
+            migration
+            for migration in load_migrations(["homing.lanes.open_events"], self.database.dialect)
+            if f"{migration.version:04d}" == number
+        ]
+        await run_again(self.database, one)
 
     async def due_in(self, id: int) -> float | None:
         """Seconds until the row is due; None when it is due now."""

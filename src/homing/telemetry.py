@@ -402,6 +402,9 @@ class Telemetry:
         self._lane(lane).count_lease_loss()
         self.log.warning("lease.lost", lane=lane, id=id, claim_seq=claim_seq)
 
+    def lock_unreadable(self, lane: str, id: int, locked_by: str) -> None:
+        self.log.warning("lock.unreadable", lane=lane, id=id, locked_by=locked_by)
+
     def rescued(self, lane: str, requeued: int, charged: int) -> None:
         self._lane(lane).count_rescues(requeued + charged)
         self.log.warning("lease.rescued", lane=lane, requeued=requeued, charged=charged)

@@ -87,7 +87,8 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
         for name in ("subscribers", "standings", "requeue"):
             assert not scans_the_table(await plan_of(bench, name, ids=ids)), name
         plan = await plan_of(bench, "subscribers", ids=ids)
-        assert plan.count("homing_notifications_of_subscription") == 2
+        assert plan.count("homing_notifications_of_subscription") == 3
+        assert "homing_notifications_delivered" in plan
         assert "homing_subscription_history" in plan
         for status in ("failed", "skipped"):
             plan = await plan_of(bench, "page_ended", status=status, before=None, limit=20)
@@ -100,7 +101,7 @@ async def test_postgres_settles_without_a_look_at_what_others_have_in_flight(pos
     async with notification_bench(postgres_url) as bench, measuring(postgres_url) as connection:
         await fill(bench)
         store = bench.notifications
-        batch = our_batch(ROWS, status="sent", charged=1, told="notify_sent", story="{}", pause=False)
+        batch = our_batch(ROWS, status="sent", charged=1, told="notify_sent", story="{}")
         given = {**store._parameters, "batch": batch}
         await assert_only_ours_are_read(
             connection,
@@ -145,6 +146,7 @@ async def test_sqlite_reads_only_what_is_due(sqlite_url: str) -> None:
             plan = await plan_of(bench, "page_ended", status=status, before=None, limit=20)
             assert "homing_notifications_ended" in plan
         plan = await plan_of(bench, "subscribers", ids="[1]")
-        assert plan.count("homing_notifications_of_subscription") == 2
+        assert plan.count("homing_notifications_of_subscription") == 3
+        assert "homing_notifications_delivered" in plan
         assert "homing_subscription_history" in plan
         assert len(await bench.notifications.claim(500)) == 100

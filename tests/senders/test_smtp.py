@@ -376,6 +376,11 @@ class TestVerdicts:
         result = await self.verdict("250 2.0.0 Ok: queued as 4XyZ12", "dot")
         assert (result.status, result.provider, result.provider_message_id) == ("sent", "smtp", "4XyZ12")
 
+    @pytest.mark.clause("NTF-11")
+    async def test_a_relay_that_tells_no_name_knows_the_mail_by_its_message_id(self) -> None:
+        result = await self.verdict("250 2.0.0 Ok", "dot")
+        assert (result.status, result.provider_message_id) == ("sent", "<m1@example.org>")
+
     async def test_replies_of_several_lines(self) -> None:
         many = "250-2.1.5 one\r\n250-2.1.5 two\r\n250 2.1.5 three"
         result = await self.verdict(many, "dot")

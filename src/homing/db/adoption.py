@@ -107,6 +107,13 @@ async def find_table(database: Database, name: str) -> FoundTable | None:
     return await _catalog(database).table(name)
 
 
+async def refused_words(database: Database, spec: TableSpec, column: str, words: Sequence[str]) -> list[str]:
+    """Which of these words a CHECK of the column forbids; none where there is no such table."""
+    catalog = _catalog(database)
+    table = await catalog.table(spec.name)
+    return [] if table is None else await catalog.refused_words(spec, table, column, words)
+
+
 async def refusals(database: Database, specs: Sequence[TableSpec]) -> list[str]:
     """Why these tables cannot be adopted, a sentence each; empty when they can, or do not exist yet."""
     catalog = _catalog(database)
@@ -161,7 +168,10 @@ def _of_keys(spec: TableSpec, table: FoundTable) -> Iterator[str]:
     if key is not None and key in table.columns and frozenset({key}) not in table.unique:
         yield f"{spec.name}.{key} is no unique key; make it the primary key, or give it a unique index"
     numbered = table.columns.get(spec.numbered or "")
-    if numbered is not None and not numbered.has_default:
+    if numbered is None or numbered.has_default:
+        return
+    # One that is added where it is missing may stay empty.
+    if numbered.is_required or spec.columns[numbered.name].presence == "required":
         yield f"{spec.name}.{spec.numbered} does not number its rows; Homing adds some without knowing theirs"
 
 

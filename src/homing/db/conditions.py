@@ -139,7 +139,7 @@ def created(dialect: Dialect, column: str, since: datetime | None, until: dateti
             # Of another program's table the column may be without a zone.
             found += Conditions((f"{column} {sign} :{name}::timestamptz",), {name: moment})
         else:
-            days = f"coalesce(julianday({column}), iso_julianday({column}))"
+            days = f"coalesce(julianday({column}), instant_julianday({column}))"
             found += Conditions((f"{days} {sign} julianday(:{name})",), {name: iso(moment)})
     return found
 

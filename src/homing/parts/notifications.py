@@ -48,6 +48,7 @@ class Notifications:
             transition,
             terms=Terms(ground.owner, settings.notify_lock_ttl_seconds, settings.notify_expire_after_seconds),
             untold=partial(ground.telemetry.attempts_untold, OpenEventsLane.name),
+            unread_lock=partial(ground.telemetry.lock_unreadable, OpenEventsLane.name),
         )
         self.lane = self._open_lane(sender)
         self.line = ground.line(

@@ -99,6 +99,7 @@ class SmtpSender:
         stuffed = assemble_stuffed(message)
         return Transaction(
             provider=self._name,
+            message_id=message.message_id,
             sender=sender,
             recipients=recipients,
             preset=refused,

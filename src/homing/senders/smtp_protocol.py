@@ -77,14 +77,15 @@ class Transaction:
 
     __slots__ = (
         "accepted", "body", "busy", "commands", "connection", "deadline", "deferred", "dotted", "future",
-        "header_utf8", "mail_refused", "moved", "preset", "provider", "recipients", "rejected", "remaining",
-        "retry_after", "sender", "size", "step", "utf8", "verdicts",
+        "header_utf8", "mail_refused", "message_id", "moved", "preset", "provider", "recipients", "rejected",
+        "remaining", "retry_after", "sender", "size", "step", "utf8", "verdicts",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
         provider: str,
+        message_id: str,
         sender: bytes,
         recipients: Sequence[Recipient],
         preset: dict[str, Verdict],
@@ -95,6 +96,7 @@ class Transaction:
         deadline: float,
     ) -> None:
         self.provider = provider
+        self.message_id = message_id
         self.sender = sender
         self.recipients = recipients
         #: Verdicts that need no relay: addresses that are none.
@@ -201,7 +203,8 @@ class Transaction:
         verdict = acceptance(reply)
         for recipient in self.remaining:
             self.verdicts.setdefault(recipient.address, verdict)
-        return self.result(queue_id_of(reply.text))
+        # Not every relay tells its own name for the mail; the mail has one by which its logs find it, too.
+        return self.result(queue_id_of(reply.text) or self.message_id)
 
     def result(self, provider_message_id: str | None = None) -> SendResult:
         if self.deferred is None and self.rejected is None:

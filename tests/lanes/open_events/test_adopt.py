@@ -5,17 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
-from tests.lanes.open_events.desk import opened_desk
-from tests.notifications import OtherProgram, notification_bench, other_program
+from tests.lanes.open_events.desk import WHERE, called_desk, opened_desk
+from tests.notifications import OtherProgram, notification_bench, other_program, read_json
 
 from homing.db import Database, connect
 from homing.db.adoption import refusals
 from homing.db.migrate import load_migrations, migrate
+from homing.db.patience import Patience
+from homing.errors import NotAllowed
 from homing.lanes.open_events.adopt import TABLES
+from homing.lanes.open_events.repair import repair
 
 #: As the origin's migrations write them: names, defaults and keys of its own, and columns we do not know.
 FOREIGN = {
@@ -181,6 +185,132 @@ async def test_flips_and_subscriptions_work_on_what_was_taken_over(
             assert (await other.sql("SELECT locale FROM subscriptions")) == [{"locale": "en"}]
 
 
+#: The columns and event types that the specification names, and nothing else.
+NAMED = {
+    "open_events": """CREATE TABLE open_events (
+        open_event_id INTEGER PRIMARY KEY AUTOINCREMENT, section_id INTEGER, term_id TEXT, campus_code TEXT,
+        index_number TEXT, status_before TEXT, status_after TEXT, event_at TEXT, detected_by TEXT,
+        dedupe_key TEXT, trace_id TEXT, payload TEXT)""",
+    "subscriptions": """CREATE TABLE subscriptions (
+        subscription_id INTEGER PRIMARY KEY AUTOINCREMENT, contact_type TEXT, contact_value TEXT,
+        status TEXT, locale TEXT)""",
+    "subscription_events": """CREATE TABLE subscription_events (
+        subscription_id INTEGER NOT NULL, event_type TEXT NOT NULL CHECK (event_type IN ('notify_sent')),
+        section_status_snapshot TEXT)""",
+    "open_event_notifications": """CREATE TABLE open_event_notifications (
+        notification_id INTEGER PRIMARY KEY AUTOINCREMENT, open_event_id INTEGER NOT NULL,
+        subscription_id INTEGER NOT NULL, dedupe_key TEXT NOT NULL, fanout_status TEXT NOT NULL,
+        fanout_attempts INTEGER NOT NULL, last_attempt_at TEXT, locked_by TEXT, locked_at TEXT, error TEXT,
+        UNIQUE (open_event_id, subscription_id))""",
+    "sections": "CREATE TABLE sections (section_id INTEGER, section_number TEXT)",
+    "courses": "CREATE TABLE courses (title TEXT)",
+    "section_meetings": "CREATE TABLE section_meetings (meeting_day TEXT)",
+}
+
+
+async def named_rows(other: OtherProgram, count: int = 1, **subscription: str) -> list[int]:
+    """Notifications, as a producer writes them who knows only these columns."""
+    event = {
+        "term_id": "92026", "campus_code": "NB", "index_number": "12345", "status_after": "OPEN",
+        "event_at": datetime.now(UTC), "dedupe_key": "a key of this opening", "section_id": 1,
+        "payload": '{"courseTitle": "Algebra", "sectionNumber": "03"}',
+    }  # fmt: skip
+    number = await other.insert("open_events", "open_event_id", event)
+    who = {"contact_type": "email", "contact_value": "ann@example.org", "status": "active", **subscription}
+    whose = [await other.insert("subscriptions", "subscription_id", who) for _ in range(count)]
+    row = {"open_event_id": number, "dedupe_key": "a key of this opening"}
+    fresh = {"fanout_status": "pending", "fanout_attempts": 0}
+    return [
+        await other.insert(
+            "open_event_notifications", "notification_id", {**row, **fresh, "subscription_id": id}
+        )
+        for id in whose
+    ]
+
+
+@pytest.mark.clause("NTF-27")
+async def test_tables_with_the_named_columns_alone_are_adopted(database_url: str) -> None:
+    async with taken(database_url, **NAMED) as (database, other):
+        await named_rows(other)
+        assert await refusals(database, TABLES) == []
+        await take_over(database)
+        assert await refusals(database, TABLES) == []
+        ids = [1, *await named_rows(other, 2), *await named_rows(other, status="unsubscribed")]
+        async with notification_bench(database_url, migrated=False) as bench:
+            assert await bench.drain() == len(ids)
+            states = [(await other.row(id))["fanout_status"] for id in ids]
+            assert states == ["sent", "sent", "sent", "skipped"]
+            for message in bench.memory.messages:
+                assert message.manage_url is not None
+                assert message.unsubscribe_url is not None
+        lines = await other.sql("SELECT * FROM subscription_events ORDER BY subscription_id")
+        told = [(line["subscription_id"], line["event_type"]) for line in lines]
+        assert told == [(1, "notify_sent"), (2, "notify_sent"), (3, "notify_sent")]
+        assert {line["section_status_snapshot"] for line in lines} == {"OPEN"}
+        await other.sql(
+            "INSERT INTO subscription_events (subscription_id, event_type) VALUES (1, 'notify_sent') "
+            "RETURNING 1 AS one"
+        )
+
+
+@pytest.mark.clause("NTF-27", "NTF-23")
+async def test_a_limit_is_counted_in_a_history_without_numbers(database_url: str) -> None:
+    with_metadata = NAMED["subscriptions"].replace("locale TEXT", "locale TEXT, metadata TEXT")
+    async with taken(database_url, **{**NAMED, "subscriptions": with_metadata}) as (database, other):
+        await take_over(database)
+        (id,) = await named_rows(other, metadata='{"maxNotifications": 2}')
+        for _ in range(2):
+            await other.sql(
+                "INSERT INTO subscription_events (subscription_id, event_type) VALUES (1, 'notify_sent') "
+                "RETURNING 1 AS one"
+            )
+        async with notification_bench(database_url, migrated=False) as bench:
+            await bench.drain()
+            row = await other.row(id)
+            assert (row["fanout_status"], read_json(row["error"])["code"]) == ("skipped", "limit_reached")
+
+
+@pytest.mark.clause("NTF-27", "NTF-26")
+async def test_links_and_flips_work_on_tables_with_the_named_columns_alone(database_url: str) -> None:
+    async with taken(database_url, **NAMED) as (database, other):
+        await take_over(database)
+        (id,) = await named_rows(other)
+        await named_rows(other, status="pending")
+        async with opened_desk(database_url) as desk:
+            assert (await desk.flip(desk.clock())).notifications == 0, "nobody's section is known"
+            assert await desk.subscriptions.confirm([2], "ann@example.org") == [2]
+            assert await desk.subscriptions.pause(2, "page")
+            assert await desk.subscriptions.resume(2, "page")
+            shown = await desk.subscriptions.get(1)
+            assert shown is not None
+            assert (shown["status"], shown["term_id"]) == ("active", None)
+            await desk.subscriptions.unsubscribe(1, "one-click")
+            assert (await other.subscription(1))["status"] == "unsubscribed"
+            assert (await other.row(id))["fanout_status"] == "skipped"
+            assert await desk.subscriptions.history(1) == []
+            with pytest.raises(NotAllowed, match="verification_sent"):
+                await desk.subscribe("bob@example.org")
+        assert await other.sql("SELECT 1 AS one FROM subscription_events") == []
+
+
+@pytest.mark.clause("NTF-27")
+async def test_a_table_that_lost_the_columns_again_is_repaired(database_url: str) -> None:
+    """The other program has made it anew, as it knows it."""
+    async with taken(database_url, **NAMED) as (database, other):
+        await take_over(database)
+        statement = (
+            for_postgres(NAMED["subscriptions"]) if other.dialect == "postgres" else NAMED["subscriptions"]
+        )
+        await other.sql("DROP TABLE subscriptions")
+        await other.sql(statement)
+        migrations = load_migrations(["homing.lanes.open_events"], database.dialect)
+        assert [m.version for m in await repair(database, migrations, Patience())] == [0, 1]
+        ids = await named_rows(other)
+        async with notification_bench(database_url, migrated=False) as bench:
+            await bench.drain()
+            assert (await other.row(ids[0]))["fanout_status"] == "sent"
+
+
 def changed(table: str, before: str, after: str) -> dict[str, str]:
     assert before in FOREIGN[table]
     return {table: FOREIGN[table].replace(before, after)}
@@ -237,8 +367,8 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "an event type that is forbidden": (
         changed("subscription_events", "event_type TEXT NOT NULL",
-                "event_type TEXT NOT NULL CHECK (event_type IN ('notify_sent', 'notify_failed'))"),
-        "subscription_events.event_type does not take status_changed, unsubscribed",
+                "event_type TEXT NOT NULL CHECK (event_type IN ('NOTIFY_SENT'))"),
+        "subscription_events.event_type does not take notify_sent",
     ),
     "a value that nobody knows": (
         changed("subscription_events", "payload TEXT", "payload TEXT, tenant TEXT NOT NULL"),
@@ -260,10 +390,6 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         changed("open_events", "open_event_id INTEGER PRIMARY KEY AUTOINCREMENT",
                 "open_event_id BIGINT NOT NULL PRIMARY KEY"),
         "open_events.open_event_id does not number its rows",
-    ),
-    "a history without a key": (
-        changed("subscription_events", "event_id INTEGER PRIMARY KEY AUTOINCREMENT", "id INTEGER"),
-        "subscription_events has no column event_id",
     ),
     "lines without numbers": (
         changed("subscription_events", "event_id INTEGER PRIMARY KEY AUTOINCREMENT",
@@ -316,3 +442,22 @@ async def test_a_check_that_the_row_itself_breaks_says_nothing_of_the_words(sqli
     )
     async with taken(sqlite_url, **strange) as (database, _):
         assert await refusals(database, TABLES) == []
+
+
+@pytest.mark.clause("NTF-27")
+async def test_subscriptions_without_a_section_are_shown(database_url: str) -> None:
+    async with taken(database_url, **NAMED) as (database, other):
+        await take_over(database)
+        await named_rows(other)
+        async with called_desk(database_url) as desk:
+            shown = (await desk.client.get("/api/notifications/subscriptions/1")).json()
+            assert (shown["status"], shown["termId"], shown["indexNumber"]) == ("active", None, None)
+            listed = (await desk.client.get("/api/notifications/subscriptions")).json()
+            assert len(listed["items"]) == 1
+            page = await desk.client.get(desk.links.manage_url(1, "ann@example.org"))
+            assert page.status_code == 200
+            assert "None" not in page.text
+            refused = await desk.client.post(
+                "/api/notifications/subscriptions", json={**WHERE, "email": "bob@example.org"}
+            )
+            assert refused.status_code == 409

@@ -175,7 +175,7 @@ async def test_one_subscription_is_shown_with_its_history_and_without_its_addres
     shown = response.json()
     assert (shown["subscriptionId"], shown["status"], shown["verified"]) == (1, "pending", False)
     assert (shown["contact"], shown["locale"]) == ("a***@example.org", "zh-CN")
-    assert shown["preferences"] == {"notifyOn": ["open"], "maxNotifications": 3, "deliveryWindow": window}
+    assert shown["preferences"] == {"notifyOn": ["open"], "deliveryWindow": window}
     assert (shown["courseTitle"], shown["sectionNumber"]) == ("Calculus", "07")
     assert [event["type"] for event in shown["events"]] == ["verification_sent", "created"]
     token = (await desk.row(1))["unsubscribe_token"]
@@ -233,7 +233,7 @@ async def test_preferences_are_changed_one_by_one(desk: Desk) -> None:
     assert shown["preferences"] == {"notifyOn": ["open"], "maxNotifications": 9, "snoozeUntil": later}
     change = {"preferences": {"snoozeUntil": None, "maxNotifications": None, "notifyOn": []}}
     shown = (await desk.client.patch(path, json=change)).json()
-    assert shown["preferences"] == {"notifyOn": [], "maxNotifications": 3}
+    assert shown["preferences"] == {"notifyOn": []}
     assert shown["locale"] == "zh-CN"
     assert (await desk.client.patch(path, json={})).status_code == 200
     _error(await desk.client.patch(path, json={"status": "active"}), 400)

@@ -83,10 +83,11 @@ async def test_from_the_request_to_the_last_click(database_url: str) -> None:
         assert await ann.mails() == [], "once"
         assert (await ann.opens())["notifications"] == 1
         assert len(await ann.mails()) == 1
-        # Two were wanted: now it is paused, until it is resumed.
+        # Two were wanted: the count begins anew when it is paused and resumed.
         path = "/api/notifications/subscriptions/1"
-        assert (await ann.client.get(path)).json()["status"] == "paused"
+        assert (await ann.client.get(path)).json()["status"] == "active"
         assert (await ann.opens())["notifications"] == 0
+        await ann.client.post(f"{path}/pause")
         await ann.client.post(f"{path}/resume")
 
         assert (await ann.opens())["notifications"] == 1

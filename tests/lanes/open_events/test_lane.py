@@ -30,6 +30,7 @@ from homing.lanes.open_events.links import LinkKeys, Links
 from homing.lanes.open_events.notification import Terms
 from homing.lanes.open_events.notifications import Notifications, Standing
 from homing.lanes.open_events.payload import DeliveryPolicy, Jobs
+from homing.senders.addresses import parse_address
 from homing.senders.mail import MailMessage, SendError, SendErrorCode, SendResult
 from homing.senders.memory import MemorySender
 from homing.senders.reliable import ReliableMailSender
@@ -261,13 +262,6 @@ async def test_of_several_in_flight_only_as_many_are_sent_as_are_wanted(database
         states = [(await bench.other.row(id))["fanout_status"] for id in ids]
         assert states == ["sent", "sent", "skipped", "skipped", "skipped"]
         assert len(sender.messages) == 2
-        assert (await bench.other.subscription(subscription))["status"] == "paused"
-        changes = [
-            line for line in await bench.other.history(subscription) if line["event_type"] == "status_changed"
-        ]
-        assert [read_json(line["payload"]) for line in changes] == [
-            {"from": "active", "to": "paused", "reason": "max_notifications"}
-        ]
         await second.drain(1)
 
 
@@ -468,3 +462,14 @@ async def test_the_other_writer_may_hold_its_lock_for_a_while(sqlite_url: str) -
         assert [(await bench.other.row(id))["fanout_status"] for id in ids] == ["sent"] * 5
         assert len(bench.memory.messages) == 5
         assert "warning" not in bench.log.text
+
+
+@pytest.mark.clause("NTF-19")
+async def test_the_mail_is_written_to_the_name_of_the_recipient(bench: NotificationBench) -> None:
+    name = 'O"Hara \\ Ann, <x@example.org>'
+    metadata = msgspec.json.encode({"name": name}).decode()
+    await bench.notification(subscription=await bench.subscription(metadata=metadata))
+    await bench.deliver()
+    (message,) = bench.memory.messages
+    (written,) = message.to
+    assert parse_address(written) == (name, message.recipients[0])

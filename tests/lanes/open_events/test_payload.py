@@ -13,19 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 from tests.notifications import KEY, notification_bench
 
 from homing.lanes.open_events.links import LinkKeys, Links
 from homing.lanes.open_events.notification import Meeting, Notification, OpenEvent, Subscriber
 from homing.lanes.open_events.payload import (
     DeliveryPolicy,
-    Given,
     Jobs,
-    Malformed,
-    UnknownMajor,
     check,
     complaints,
-    read_payload,
     summary_of,
 )
 from homing.senders.mail import SendErrorCode
@@ -45,7 +42,7 @@ SUBSCRIBER = Subscriber(
     '"timeZone": "America/New_York"}}}',
 )  # fmt: skip
 ITEM = Notification(
-    7, 33, "d" * 40, False, datetime(2026, 11, 16, 10, 0, 1, tzinfo=UTC), 0.0, EVENT, SUBSCRIBER
+    7, 33, "d" * 40, False, False, datetime(2026, 11, 16, 10, 0, 1, tzinfo=UTC), 0.0, EVENT, SUBSCRIBER
 )
 
 
@@ -219,54 +216,34 @@ async def test_section_course_and_meetings_enrich_the_job(database_url: str) -> 
 
 
 @pytest.mark.clause("NTF-22")
-def test_a_later_minor_is_read_without_what_it_has_added() -> None:
+def test_the_worker_builds_version_1_0_and_the_schema_takes_no_other() -> None:
     built = job()
-    later = {
-        **copy.deepcopy(built),
-        "version": "1.7",
-        "priority": "high",
-        "recipient": {**built["recipient"], "pronouns": "she"},
-        "links": {**built["links"], "shareUrl": "https://x"},
-    }
-    later["template"]["variables"]["seats"] = 4
-    read = read_payload(later)
-    assert isinstance(read, Given)
-    assert read.version == "1.7"
-    assert complaints(read.job) == []
-    assert "priority" not in read.job
-    assert read.job["recipient"] == built["recipient"]
-    assert read.job["template"]["variables"]["seats"] == 4, "variables are open for more keys"
-    assert later["priority"] == "high", "what was given is not changed"
+    assert built["version"] == "1.0"
+    assert complaints(built) == []
+    for version in ("1.1", "2.0", "1", 1.0, None):
+        assert complaints({**built, "version": version}) != []
 
 
-@pytest.mark.clause("NTF-22", "NTF-07")
-def test_of_1_0_itself_nothing_is_dropped() -> None:
-    given = {**job(), "priority": "high"}
-    assert isinstance(read_payload(given), Malformed)
-    assert isinstance(read_payload(job()), Given)
+# ── who it is for ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.clause("NTF-22")
-def test_an_unknown_major_is_left_alone_and_reported() -> None:
-    for version in ("2.0", "0.9", "10.1"):
-        assert read_payload({**job(), "version": version}) == UnknownMajor(version)
-
-
-@pytest.mark.clause("NTF-22")
+@pytest.mark.clause("NTF-06", "NTF-19")
 @pytest.mark.parametrize(
-    "version", [None, 1, 1.0, "1", "1.", "01.0", "1.0.0", "v1.0", " 1.0", "1.x", "", [], "1.-1"]
+    ("metadata", "name"),
+    [
+        (None, None),
+        ('{"name": "Ann Lee"}', "Ann Lee"),
+        ('{"name": " 李\\r\\nBcc: x@example.org ", "preferences": {}}', "李 Bcc: x@example.org"),
+        ('{"name": "", "preferences": {}}', None),
+        ('{"name": {"first": "Ann"}}', None),
+        ('{"name": "\\u0000"}', None),
+    ],
 )
-def test_what_is_no_version_is_malformed(version: Any) -> None:
-    assert isinstance(read_payload({**job(), "version": version}), Malformed)
-    assert isinstance(read_payload([1]), Malformed)
-
-
-@pytest.mark.clause("NTF-22")
-def test_a_later_minor_still_has_to_be_right() -> None:
-    wrong = {**job(), "version": "1.3", "notificationId": 0, "more": 1}
-    read = read_payload(wrong)
-    assert isinstance(read, Malformed)
-    assert read.complaints == ["notificationId: it breaks the rule 'minimum'"]
+def test_the_recipients_name_is_that_of_the_metadata(metadata: str | None, name: str | None) -> None:
+    built = job(subscriber=replace(SUBSCRIBER, metadata=metadata))
+    expected = {"email": "ann@example.org"} if name is None else {"email": "ann@example.org", "name": name}
+    assert built["recipient"] == expected
+    assert complaints(built) == []
 
 
 # ── against another validator ────────────────────────────────────────────────────────────────────

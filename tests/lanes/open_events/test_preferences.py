@@ -20,6 +20,7 @@ from homing.lanes.open_events.preferences import (
     with_preferences,
 )
 
+NEW_YORK = "America/New_York"
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
@@ -107,13 +108,37 @@ def test_a_window_may_end_at_midnight(start: Any, end: Any, window: tuple[int, i
     assert preferences(deliveryWindow=given).window == DeliveryWindow(*window)
 
 
+@pytest.mark.clause("NTF-28")
+@pytest.mark.parametrize(
+    ("window", "hours"),
+    [
+        ({"startMinutes": 480}, (480, 1439)), ({"endMinutes": 480}, (0, 480)),
+        ({"startMinutes": None, "endMinutes": 480}, (0, 480)), ({"startMinutes": 0}, (0, 1439)),
+        ({"startMinutes": 480, "timeZone": None}, (480, 1439)),
+    ],
+)  # fmt: skip
+def test_a_window_with_one_edge_goes_on_to_the_other_end_of_the_day(
+    window: dict[str, Any], hours: tuple[int, int]
+) -> None:
+    wishes = preferences(deliveryWindow=window)
+    assert (wishes.window, wishes.unclear) == (DeliveryWindow(*hours), False)
+
+
+@pytest.mark.clause("NTF-28")
+@pytest.mark.parametrize(
+    "window", [{}, None, {"startMinutes": None, "endMinutes": None}, {"timeZone": NEW_YORK}]
+)
+def test_an_empty_window_is_no_window(window: dict[str, Any] | None) -> None:
+    assert preferences(deliveryWindow=window) == DEFAULTS
+
+
 @pytest.mark.clause("NTF-23")
 @pytest.mark.parametrize(
     "given",
     [
         {"snoozeUntil": "tomorrow"}, {"snoozeUntil": 1e30}, {"snoozeUntil": ["2030-01-01"]},
         {"snoozeUntil": True}, {"snoozeUntil": "9" * 5000}, {"deliveryWindow": "08:00-22:00"},
-        {"deliveryWindow": {"startMinutes": 480}}, {"deliveryWindow": {"start": "08:00", "end": "22:00"}},
+        {"deliveryWindow": {"startMinutes": "soon"}}, {"deliveryWindow": {"start": "08:00", "end": "22:00"}},
         {"deliveryWindow": {"startMinutes": -1, "endMinutes": 5}},
         {"deliveryWindow": {"startMinutes": 0, "endMinutes": 1441}},
     ],
@@ -190,9 +215,6 @@ def test_a_window_is_in_its_own_time_zone_or_the_default_one() -> None:
 def test_a_snooze_that_ends_outside_the_window_waits_for_the_window() -> None:
     wishes = Preferences(snooze_until=NOON.replace(hour=23), window=DeliveryWindow(480, 1320))
     assert waits_until(wishes, NOON) == NOON.replace(hour=8) + timedelta(days=1)
-
-
-NEW_YORK = "America/New_York"
 
 
 @pytest.mark.clause("NTF-23")

@@ -50,7 +50,8 @@ async def test_a_table_that_was_made_anew_gets_again_what_it_lost(database_url: 
     async with taken_over(database_url) as (homing, other):
         before = await definitions(other)
         await rebuild(other, keeps_old=keeps_old)
-        lost = ["open_events 0001 open_events", "open_events 0002 delivered"]
+        lost = ["0001 open_events", "0002 delivered", "0003 ended_and_locks"]
+        lost = [f"open_events {migration}" for migration in lost]
         assert [str(migration) for migration in await homing.pending()] == lost
         with pytest.raises(SchemaError, match=rf"without {TABLE}\.claim_seq, .*homing_notifications_new"):
             await homing.require_schema()

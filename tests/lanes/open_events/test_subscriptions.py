@@ -252,7 +252,7 @@ async def test_only_what_is_pending_and_of_the_same_contact_is_confirmed(desk: D
 
 @pytest.mark.clause("NTF-23")
 async def test_pause_and_resume_start_the_count_anew(desk: Desk) -> None:
-    id = await desk.subscriber()
+    id = await desk.subscriber(preferences={"maxNotifications": 3})
     await desk.happened(id, *["notify_sent"] * 3)
     assert (await desk.flip()).notifications == 0
     assert await desk.subscriptions.pause(id, "api")

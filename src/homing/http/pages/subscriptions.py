@@ -222,8 +222,8 @@ def _listed(row: Row) -> dict[str, Any]:
     return {
         "id": view.subscription_id,
         "path": _path(view.subscription_id),
-        "section": f"{view.term_id} {view.campus_code} {view.index_number}",
-        "section_path": link("/subscriptions", q=f"{view.term_id}/{view.campus_code}/{view.index_number}"),
+        "section": view.section or "unknown",
+        "section_path": link("/subscriptions", q="/".join(view.section_parts)),
         "contact": view.contact,
         "status": view.status,
         "tone": _TONES.get(view.status, "quiet"),
@@ -238,7 +238,7 @@ def _facts(view: SubscriptionView) -> list[tuple[str, Any]]:
     return [
         ("Contact", f"{view.contact} ({view.contact_type})"),
         ("Address confirmed", "yes" if view.verified else "no"),
-        ("Section", f"{view.term_id} {view.campus_code} {view.index_number}"),
+        ("Section", view.section),
         ("Course", course),
         ("Section number", view.section_number),
         ("Last known status of the section", view.last_known_section_status),
@@ -253,7 +253,7 @@ def _preferences(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     window = given.get("deliveryWindow")
     return [
         ("Told when a section opens", "yes" if given.get("notifyOn") else "no"),
-        ("At most so many mails", given.get("maxNotifications")),
+        ("At most so many mails", given.get("maxNotifications", "no limit")),
         ("Snoozed until", given.get("snoozeUntil")),
         ("Only between", _window(window) if window else "any time"),
     ]

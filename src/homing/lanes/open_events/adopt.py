@@ -14,6 +14,21 @@ _CLEARED_TEXT, _CLEARED_TIME, _CLEARED_INTEGER = (
     added("integer", is_cleared=True),
 )
 
+HISTORY: Final = TableSpec(
+    name="subscription_events",
+    columns={
+        "event_id": added("integer"),
+        "subscription_id": _INTEGER,
+        # Other types are left out where a CHECK forbids them (history.py).
+        "event_type": required("text", words=("notify_sent",)),
+        "section_status_snapshot": _CLEARED_TEXT,
+        "payload": added("text"),
+        "created_at": added("time"),
+    },
+    numbered="event_id",
+    filled=frozenset(),
+)
+
 TABLES: Final = (
     TableSpec(
         name="open_events",
@@ -54,6 +69,9 @@ TABLES: Final = (
             "lock_written_at": _CLEARED_TIME,
             "delivered_by": added("text"),
             "delivered_millis": added("integer"),
+            "ended_claim": added("integer"),
+            "lock_seen": _CLEARED_TEXT,
+            "lock_seen_at": _CLEARED_TIME,
         },
         key="notification_id",
         numbered="notification_id",
@@ -68,9 +86,9 @@ TABLES: Final = (
         name="subscriptions",
         columns={
             "subscription_id": _INTEGER,
-            "term_id": _TEXT,
-            "campus_code": _TEXT,
-            "index_number": _TEXT,
+            "term_id": added("text"),
+            "campus_code": added("text"),
+            "index_number": added("text"),
             "contact_type": required("text", sample="email"),
             "contact_value": _TEXT,
             "status": required("text", words=("pending", "active", "paused", "suppressed", "unsubscribed")),
@@ -84,22 +102,11 @@ TABLES: Final = (
         numbered="subscription_id",
         filled=frozenset({"section_id", "contact_hash", "is_verified", "created_at", "unsubscribe_token"}),
     ),
+    HISTORY,
+    TableSpec(name="sections", columns={"section_id": added("integer"), "course_id": added("integer")}),
+    TableSpec(name="courses", columns={"course_id": added("integer")}),
     TableSpec(
-        name="subscription_events",
-        columns={
-            "event_id": _INTEGER,
-            "subscription_id": _INTEGER,
-            "event_type": required(
-                "text", words=("notify_sent", "notify_failed", "status_changed", "unsubscribed")
-            ),
-            "section_status_snapshot": _CLEARED_TEXT,
-            "payload": added("text"),
-            "created_at": added("time"),
-        },
-        numbered="event_id",
-        filled=frozenset(),
+        name="section_meetings",
+        columns={"meeting_id": added("integer"), "section_id": added("integer")},
     ),
-    TableSpec(name="sections", columns={"section_id": _INTEGER, "course_id": added("integer")}),
-    TableSpec(name="courses", columns={"course_id": _INTEGER}),
-    TableSpec(name="section_meetings", columns={"meeting_id": _INTEGER, "section_id": _INTEGER}),
 )

@@ -108,8 +108,8 @@ class NotificationDesk(TableDesk[Notifications]):
             return "its event or its subscription is gone"
         at = readable(row["last_attempt_at"]) or datetime.now(UTC)
         item = Notification(
-            row["open_event_id"], row["subscription_id"], row["dedupe_key"], has_error=False, claimed_at=at,
-            claimed=0.0,
+            row["open_event_id"], row["subscription_id"], row["dedupe_key"], has_error=False, has_ended=False,
+            claimed_at=at, claimed=0.0,
         )  # fmt: skip
         composed = self._lane.compose(Claim(number, 0, 0, item), event_of(events[0]), subscriber)
         return composed if isinstance(composed, MailMessage) else f"{composed.failure.message}"
@@ -117,7 +117,7 @@ class NotificationDesk(TableDesk[Notifications]):
 
 def _masked(message: MailMessage) -> MailMessage:
     """To whom it goes is nobody's business, here as in the list."""
-    address = message.to[0] if message.to else ""
+    address = message.recipients[0]
     hidden = mask(address)
     return replace(
         message,

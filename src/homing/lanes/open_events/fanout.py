@@ -21,7 +21,7 @@ from homing.db import Database, Row, iso, load_queries
 from homing.db.patience import patiently
 from homing.errors import Conflict, InvalidRequest, Refused
 from homing.lanes.open_events.notification import CHANNEL
-from homing.lanes.open_events.preferences import DEFAULT_MAX_NOTIFICATIONS, read_preferences
+from homing.lanes.open_events.preferences import read_preferences
 from homing.lanes.open_events.words import Word, check_plain
 from homing.replies import ErrorDetail, error_detail, invalid
 from homing.senders.drafts import check_texts
@@ -200,7 +200,6 @@ class Fanout:
             section=section,
             status=flip.status_after,
             limits=_encode(limits).decode(),
-            default_limit=DEFAULT_MAX_NOTIFICATIONS,
         )
         if found["near"]:
             return _duplicate(found["near"])
@@ -222,13 +221,13 @@ class Fanout:
         )
 
     async def _limits(self, flip: Flip) -> list[dict[str, int]]:
-        """For whom the most mails are not the default number: none for those who do not want to know."""
+        """For whom there is a limit: none at all for those who do not want to know."""
         rows = await self._run("wishes", **flip.section)
-        limits = []
+        limits: list[dict[str, int]] = []
         for start in range(0, len(rows), _AT_ONCE):
-            limits += [_limit(row) for row in rows[start : start + _AT_ONCE]]
+            limits += [limit for row in rows[start : start + _AT_ONCE] if (limit := _limit(row))]
             await asyncio.sleep(0)
-        return [limit for limit in limits if limit["most"] != DEFAULT_MAX_NOTIFICATIONS]
+        return limits
 
     async def _record_other(self, flip: Flip) -> FlipReply:
         mark = ("mark_section", "mark_subscriptions")
@@ -271,9 +270,10 @@ def _told_by_tables(row: Row) -> dict[str, Any]:
     return {name: row[column] for name, column in columns.items() if row[column]}
 
 
-def _limit(row: Row) -> dict[str, int]:
+def _limit(row: Row) -> dict[str, int] | None:
     wishes = read_preferences(row["metadata"])
-    return {"id": row["id"], "most": wishes.max_notifications if wishes.wants_open else 0}
+    most = wishes.max_notifications if wishes.wants_open else 0
+    return None if most is None else {"id": row["id"], "most": most}
 
 
 def _failed(code: str, message: str) -> FlipItem:

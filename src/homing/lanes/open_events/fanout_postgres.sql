@@ -69,8 +69,7 @@ WHERE term_id = :term_id AND campus_code = :campus_code AND index_number = :inde
   AND lower(status) = 'active' AND (metadata LIKE '%maxNotifications%' OR metadata LIKE '%notifyOn%')
 
 -- name: record
--- The event and all its rows, or nothing; `:limits` says for whom another number of mails is the most than
--- `:default_limit`.
+-- The event and all its rows, or nothing; `:limits` says who has had enough with how many mails.
 WITH {flip},
 event AS (
     INSERT INTO open_events (
@@ -102,7 +101,7 @@ fanned_out AS (
     FROM event
     JOIN subscriptions AS s USING (term_id, campus_code, index_number)
     LEFT JOIN limits ON limits.id = s.subscription_id
-    WHERE lower(s.status) = 'active' AND coalesce(limits.most, :default_limit) > {had}
+    WHERE lower(s.status) = 'active' AND (limits.most IS NULL OR limits.most > {had})
     ORDER BY s.subscription_id
     RETURNING 1
 )

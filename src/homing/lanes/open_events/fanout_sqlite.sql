@@ -23,7 +23,7 @@ FROM (
     SELECT e.open_event_id, 0 AS distance FROM flip JOIN open_events AS e USING (dedupe_key)
     UNION ALL
     SELECT e.open_event_id,
-        round(abs(coalesce(julianday(e.event_at), iso_julianday(e.event_at)) - julianday(flip.event_at)) * 86400, 3)
+        round(abs(coalesce(julianday(e.event_at), instant_julianday(e.event_at)) - julianday(flip.event_at)) * 86400, 3)
     FROM flip JOIN open_events AS e USING (term_id, campus_code, index_number)
     WHERE lower(e.status_after) = 'open'
 )
@@ -35,8 +35,8 @@ LIMIT 1
 -- What a subscription was sent since its last change of status, and what it waits for.
 (SELECT count(*) FROM subscription_events AS sent
  WHERE sent.subscription_id = s.subscription_id AND sent.event_type = 'notify_sent'
-   AND sent.event_id > coalesce(
-       (SELECT max(changed.event_id) FROM subscription_events AS changed
+   AND sent.rowid > coalesce(
+       (SELECT max(changed.rowid) FROM subscription_events AS changed
         WHERE changed.subscription_id = s.subscription_id AND changed.event_type = 'status_changed'), 0))
 + (SELECT count(*) FROM open_event_notifications AS waiting
    WHERE waiting.subscription_id = s.subscription_id AND lower(waiting.fanout_status) = 'pending')
@@ -53,7 +53,7 @@ FROM flip
 JOIN open_events AS e ON e.open_event_id = :open_event_id
 JOIN sections AS s ON s.term_id = flip.term_id AND s.campus_code = flip.campus_code
     AND s.index_number = flip.index_number
-WHERE julianday(flip.event_at) > coalesce(julianday(e.event_at), iso_julianday(e.event_at))
+WHERE julianday(flip.event_at) > coalesce(julianday(e.event_at), instant_julianday(e.event_at))
   AND lower(s.open_status) IS NOT 'open'
 LIMIT 1
 
@@ -73,8 +73,8 @@ WHERE term_id = :term_id AND campus_code = :campus_code AND index_number = :inde
   AND lower(status) = 'active' AND (metadata LIKE '%maxNotifications%' OR metadata LIKE '%notifyOn%')
 
 -- name: record
--- The event and all its rows, or nothing; `:limits` says for whom another number of mails is the most than
--- `:default_limit`. Three statements: a statement here writes one table, and the last one answers.
+-- The event and all its rows, or nothing; `:limits` says who has had enough with how many mails. Three statements:
+-- a statement here writes one table, and the last one answers.
 WITH {flip}
 INSERT INTO open_events (
     section_id, -- given: section_id
@@ -108,7 +108,6 @@ INSERT INTO open_event_notifications (
 SELECT event.open_event_id, s.subscription_id, event.dedupe_key, 'pending', 0, {now}
 FROM event JOIN subscriptions AS s USING (term_id, campus_code, index_number)
 WHERE lower(s.status) = 'active' AND s.subscription_id NOT IN (SELECT id FROM limits)
-  AND :default_limit > {had}
 UNION ALL
 SELECT event.open_event_id, s.subscription_id, event.dedupe_key, 'pending', 0, {now}
 FROM event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -43,6 +44,9 @@ from homing.senders.templates import Rendered, TemplateProblem, Templates
 LONGEST_LOOK_AWAY = 15 * 60.0
 #: Until an earlier notification of the same subscription has most likely ended.
 _BEHIND_ANOTHER = 5.0
+_BEFORE_ANOTHER = 1.0
+#: Why a notification ends whose subscriber has had a mail with its dedupe key.
+DUPLICATE = "duplicate"
 #: Nobody asks us to wait longer than this and means it.
 _LONGEST_DELAY = 7 * 86400.0
 _LONGEST_MESSAGE = 500
@@ -70,8 +74,6 @@ class Report(Struct, frozen=True, gc=False):
     unknown: bool = False
     #: False for what ends without counting as an attempt.
     charged: bool = True
-    #: The subscription has got all that it wanted.
-    pauses: bool = False
 
 
 class OpenEventsLane:
@@ -137,6 +139,8 @@ class OpenEventsLane:
             return _wait("taken_over", "the notification is another worker's by now", 0.0)
         if not standing.subscribed:
             return _orphaned("subscription")
+        if standing.duplicate:
+            return _duplicate()
         now = replace(
             read,
             contact_value=standing.contact_value,
@@ -157,13 +161,15 @@ class OpenEventsLane:
             self._is_over(claim, event)
             or _not_eligible(event, subscriber, preferences)
             or _no_address(subscriber)
-            or _enough(claim.item, preferences)
+            or (_duplicate() if claim.item.duplicate else None)
+            or _limit_reached(claim.item, preferences)
             or self._not_now(claim.item, preferences)
+            or _after_twin(claim)
             or _after_another(claim.item, preferences)
         )
 
     def _is_over(self, claim: Claim[Notification], event: OpenEvent) -> Outcome | None:
-        if event.expired:
+        if event.expired and not claim.item.has_ended:
             return Skip(Failure("expired", "the event is too old to be news"), Report(charged=False))
         if claim.attempts >= self.policy.max_attempts:
             return Reject(Failure("attempts_used_up", "no attempts are left"), Report(charged=False))
@@ -207,14 +213,15 @@ class OpenEventsLane:
     def _message(
         self, claim: Claim[Notification], job: Mapping[str, Any], rendered: Letter | Rendered
     ) -> MailMessage:
-        email, event, template, links = (job[part] for part in ("recipient", "event", "template", "links"))
-        to = (email["email"],)
+        recipient, event, template, links = (
+            job[part] for part in ("recipient", "event", "template", "links")
+        )
         return MailMessage(
             message_id=f"<{_token(claim)}@{self._domain}>",
             date=claim.item.claimed_at,
             sender=self._default_sender,
-            recipients=to,
-            to=to,
+            recipients=(recipient["email"],),
+            to=(_mailbox(**recipient),),
             subject=rendered.subject,
             text=rendered.text,
             html=rendered.html,
@@ -250,6 +257,12 @@ def _token(claim: Claim[Notification]) -> str:
     item = claim.item
     told = f"{item.dedupe_key}:{item.subscription_id}:{claim.id}"
     return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _mailbox(email: str, name: str | None = None) -> str:
+    if name is None:
+        return email
+    return '"{}" <{}>'.format(re.sub(r'(["\\])', r"\\\1", name), email)
 
 
 def _trace(trace_id: str | None) -> tuple[tuple[str, str], ...]:
@@ -299,16 +312,31 @@ def _no_address(subscriber: Subscriber) -> Skip | None:
     return None
 
 
-def _enough(item: Notification, preferences: Preferences) -> Skip | None:
-    if item.notified < preferences.max_notifications:
+def _duplicate() -> Skip:
+    return Skip(Failure(DUPLICATE, "the subscriber was sent another notification with this dedupe key"))
+
+
+def _limit_reached(item: Notification, preferences: Preferences) -> Skip | None:
+    limit = preferences.max_notifications
+    if limit is None or item.notified < limit:
         return None
-    said = "the subscriber has got as many notifications as they wanted"
-    return Skip(Failure("max_notifications", said), Report(pauses=True))
+    return Skip(Failure("limit_reached", f"the subscription's limit of {limit} notifications is reached"))
+
+
+def _after_twin(claim: Claim[Notification]) -> Retry | None:
+    """While one with the same dedupe key and subscription is on its way, the other waits."""
+    twin = claim.item.twin
+    if twin is None:
+        return None
+    # Two that were claimed in the same moment see each other: the one that goes first looks again first.
+    wait = _BEHIND_ANOTHER if twin < claim.id else _BEFORE_ANOTHER
+    return _wait("after_another", f"notification {twin} has the same dedupe key and goes first", wait)
 
 
 def _after_another(item: Notification, preferences: Preferences) -> Retry | None:
     """Of two that are on their way, only one may be the last that the subscriber wants."""
-    if item.notified + item.ahead < preferences.max_notifications:
+    limit = preferences.max_notifications
+    if limit is None or item.notified + item.ahead < limit:
         return None
     return _wait("after_another", "an earlier notification of the subscription goes first", _BEHIND_ANOTHER)
 
@@ -359,9 +387,9 @@ def _ended(
         status,
         charged=charged,
         error=None if keeps else _error(failure, report),
-        told="notify_failed",
+        # Of a duplicate the subscriber was told.
+        told=None if failure.code == DUPLICATE else "notify_failed",
         code=failure.code,
-        pauses=report.pauses,
     )
 
 
@@ -374,7 +402,6 @@ def _columns(
     delay: float = 0.0,
     told: str | None = None,
     code: str | None = None,
-    pauses: bool = False,
     millis: int | None = None,
 ) -> Mapping[str, Any]:
     item = claim.item
@@ -386,15 +413,8 @@ def _columns(
         "told": told,
         "snapshot": (item.event.status_after or "").strip().upper() or None if item.event else None,
         "story": _story(claim, code) if told else None,
-        "most": _most(item) if status == "sent" else None,
-        "pause": pauses,
         "millis": millis,
     }
-
-
-def _most(item: Notification) -> int:
-    metadata = item.subscriber.metadata if item.subscriber else None
-    return read_preferences(metadata).max_notifications
 
 
 def _story(claim: Claim[Notification], code: str | None) -> str:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from homing.db import Row, iso
 from homing.lanes.open_events.locales import LOCALE_NAMES
 from homing.lanes.open_events.preferences import (
-    DEFAULT_MAX_NOTIFICATIONS,
     DeliveryWindow,
     read_preferences,
     zone_of,
@@ -58,7 +57,7 @@ def form_of(row: Row, default_zone: str) -> Form:
         _clock(window.end) if window else "",
         name or "",
         _local(wishes.snooze_until, zone),
-        "" if most == DEFAULT_MAX_NOTIFICATIONS else str(most),
+        "" if most is None else str(most),
         row["locale"] or "",
     )
 

@@ -91,29 +91,36 @@ class Notification(Struct, frozen=True, gc=False):
     dedupe_key: str | None
     #: The row says how an earlier attempt went, and not only why it waits.
     has_error: bool
+    #: It has ended once, and was put back: then it is sent, however old its event is.
+    has_ended: bool
     #: By the database's clock.
     claimed_at: datetime
     #: By our own, for how long ago that was.
     claimed: float
     event: OpenEvent | None = None
     subscriber: Subscriber | None = None
-    #: How often the subscriber was notified since the subscription was last changed.
+    #: How often the subscriber was notified since the subscription was last changed; like `ahead`, counted
+    #: only where there may be a limit.
     notified: int = 0
     #: Other notifications of the subscription that go before this one.
     ahead: int = 0
+    #: One of these that has the same dedupe key.
+    twin: int | None = None
+    #: One with the same dedupe key was sent.
+    duplicate: bool | int = False
 
 
 def event_of(row: Row) -> OpenEvent:
     return OpenEvent(*row)
 
 
-#: `subscribers` begins with the notification's id and two counts.
-_COUNTED = 3
+#: `subscribers` begins with the notification's id, two counts, and what is known of its twins.
+COUNTED = 5
 
 
 def subscriber_of(row: Row) -> Subscriber | None:
     """None where there is no such subscription: then the last column is."""
-    *columns, found = tuple(row)[_COUNTED:]
+    *columns, found = tuple(row)[COUNTED:]
     return Subscriber(*columns) if found is not None else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,13 +13,16 @@ from msgspec import Struct
 from homing.db import Database, Row, instant, load_queries
 from homing.db.attempts import Attempts, Untold
 from homing.db.patience import patiently
+from homing.db.plain import plain
 from homing.db.store import SqlStore
 from homing.db.tally import Base, RunningTotal, by_state
 from homing.engine.coalesce import Batched
 from homing.engine.model import Claim, Monotonic, Settlement
 from homing.errors import DatabaseError
+from homing.lanes.open_events.history import History
 from homing.lanes.open_events.notification import (
     CHANNEL,
+    COUNTED,
     ENDED_BADLY,
     STATES,
     Notification,
@@ -36,12 +39,22 @@ _MOST_SETTLED_IN_A_FILE = 250
 #: Of one subscription's other notifications: as many as somebody may ask for at most.
 _MOST_COUNTED = 1000
 
+_LONGEST_NAME = 200
+
 _encode = msgspec.json.Encoder().encode
 
 #: In place of an item that could not be read.
-_UNREAD = Notification(0, 0, None, False, datetime.fromtimestamp(0, UTC), 0.0)
+_UNREAD = Notification(0, 0, None, False, False, datetime.fromtimestamp(0, UTC), 0.0)
 
 _CANCELLED = _encode({"code": "cancelled", "message": "cancelled by an operator"}).decode()
+
+
+#: Told of a lock whose time says nothing: of which row, and whose it is.
+UnreadLock = Callable[[int, str], None]
+
+
+def _ignore(_id: int, _locked_by: str) -> None:
+    """Where nobody keeps a log."""
 
 
 class Standing(Struct, frozen=True, gc=False):
@@ -58,6 +71,8 @@ class Standing(Struct, frozen=True, gc=False):
     status: str | None
     metadata: str | None
     expired: bool | int | None
+    #: Another one with the same dedupe key was sent.
+    duplicate: bool | int
 
 
 class Notifications(SqlStore[Notification]):
@@ -68,6 +83,7 @@ class Notifications(SqlStore[Notification]):
         *,
         terms: Terms,
         untold: Untold | None = None,
+        unread_lock: UnreadLock = _ignore,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         super().__init__(
@@ -75,10 +91,14 @@ class Notifications(SqlStore[Notification]):
             load_queries(__package__ or "", database.dialect),
             # Not asked: an item is made of three queries' rows.
             item=lambda _row: _UNREAD,
-            transition=transition,
+            transition=self._written,
             parameters={**msgspec.structs.asdict(terms), "most_counted": _MOST_COUNTED},
             kept_attempts=attempts_of_notifications(database, untold),
         )
+        self._columns_of = transition
+        self._history = History(database)
+        self._told: frozenset[str] = frozenset()
+        self._unread_lock = unread_lock
         self._monotonic = monotonic
         self._total = RunningTotal(monotonic)
         #: How a notification stands now, by its id; many who ask at once cost one query.
@@ -123,6 +143,7 @@ class Notifications(SqlStore[Notification]):
         return [found.get(id) for id in ids]
 
     async def settle(self, batch: Sequence[tuple[Claim[Notification], Settlement]]) -> set[int]:
+        self._told = await self._history.kept()
         if self.database.dialect != "sqlite":
             return await super().settle(batch)
         settled: set[int] = set()
@@ -130,14 +151,28 @@ class Notifications(SqlStore[Notification]):
             settled |= await super().settle(batch[start : start + _MOST_SETTLED_IN_A_FILE])
         return settled
 
+    def _written(self, claim: Claim[Notification], settlement: Settlement) -> Mapping[str, Any]:
+        """What a settlement writes, without an event that the history does not take."""
+        columns: Mapping[str, Any] = self._columns_of(claim, settlement)
+        told = columns["told"]
+        return columns if told is None or told in self._told else {**columns, "told": None}
+
     async def release(self, claims: Sequence[Claim[Notification]]) -> set[int]:
         released = await super().release(claims)
         if released:
             self.database.announce(CHANNEL)
         return released
 
-    async def rescue(self, limit: int) -> int:  # noqa: ARG002 - as every store is asked
-        """Nothing: a claim takes over what a dead worker held, as the contract has it."""
+    async def rescue(self, limit: int) -> int:
+        """Nothing: a claim takes over what a dead worker held. But a lock that does not say since when it is
+        held counts from when it was first seen, which is noted here.
+        """
+        unread = await self.run("unread_locks", limit=limit)
+        # Looked for first: a statement that writes would take the lock of another program's file.
+        if unread:
+            ids = _encode([row["id"] for row in unread]).decode()
+            for row in await self.run("note_locks", ids=ids):
+                self._unread_lock(row["id"], plain(row["locked_by"] or "", _LONGEST_NAME))
         return 0
 
     async def claim_lost(self, limit: int) -> list[Claim[Notification]]:  # noqa: ARG002 - as every store is asked
@@ -224,7 +259,7 @@ class Notifications(SqlStore[Notification]):
 
 
 def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | None) -> Claim[Notification]:
-    id, fence, attempts, event_id, subscription_id, dedupe_key, has_error, claimed_at, age = row
+    id, fence, attempts, event_id, subscription_id, dedupe_key, has_error, has_ended, claimed_at, age = row
     locked = instant(claimed_at)
     assert locked is not None, "a claimed row has a lock"
     item = Notification(
@@ -232,12 +267,12 @@ def _claim_of(row: Row, claimed: float, event: OpenEvent | None, person: Row | N
         subscription_id,
         dedupe_key,
         bool(has_error),
+        bool(has_ended),
         locked,
         claimed,
         event,
         subscriber_of(person) if person is not None else None,
-        person[1] if person is not None else 0,
-        person[2] if person is not None else 0,
+        *(tuple(person)[1:COUNTED] if person is not None else ()),
     )
     return Claim(
         id, fence, attempts, item, age=age, traceparent=event.trace_id if event is not None else None

@@ -6,7 +6,6 @@ is checked on its own, by whoever sends.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -28,17 +27,16 @@ from homing.lanes.open_events.notification import (
     meetings_of,
     read_object,
 )
-from homing.lanes.open_events.preferences import read_preferences, zone_of
+from homing.lanes.open_events.preferences import name_in, read_preferences, zone_of
 from homing.senders.mail import SendErrorCode
 
 #: What we emit: the lowest version there is.
 VERSION = "1.0"
 
-_SCHEMA: dict[str, Any] = msgspec.json.decode(
-    files(__package__ or "").joinpath("mail_job.schema.json").read_bytes()
+_VALIDATOR = jsonschema_rs.Draft202012Validator(
+    msgspec.json.decode(files(__package__ or "").joinpath("mail_job.schema.json").read_bytes()),
+    validate_formats=False,
 )
-_VALIDATOR = jsonschema_rs.Draft202012Validator(_SCHEMA, validate_formats=False)
-_VERSION = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})").fullmatch
 
 _TBA = "TBA"
 _MINUTES_OF_A_DAY = 24 * 60
@@ -87,52 +85,6 @@ def check(job: Mapping[str, Any]) -> Unusable | None:
         else SendErrorCode.VALIDATION_ERROR
     )
     return Unusable(code, f"the job is not what the schema asks for: {'; '.join(found[:5])}")
-
-
-# ── reading one that was given ───────────────────────────────────────────────────────────────────
-
-
-class Given(Struct, frozen=True):
-    """A payload as version 1.0 has it, and the version that it came in."""
-
-    job: Mapping[str, Any]
-    version: str
-
-
-class UnknownMajor(Struct, frozen=True):
-    """Of another major version: what its keys mean is not known, so it is left alone."""
-
-    version: str
-
-
-class Malformed(Struct, frozen=True):
-    complaints: Sequence[str]
-
-
-def read_payload(given: Any) -> Given | UnknownMajor | Malformed:
-    """Read a payload of any minor of version 1: what a later one has added is left out first."""
-    version = given.get("version") if isinstance(given, dict) else None
-    parts = _VERSION(version) if isinstance(version, str) else None
-    if not isinstance(version, str) or parts is None:
-        return Malformed(["version: it has to be MAJOR.MINOR, such as 1.0"])
-    if parts[1] != "1":
-        return UnknownMajor(version)
-    job = given if version == VERSION else {**_without_additions(given, _SCHEMA), "version": VERSION}
-    found = complaints(job)
-    return Malformed(found) if found else Given(job, version)
-
-
-def _without_additions(given: Any, schema: Mapping[str, Any]) -> Any:
-    """What the schema knows of an object. Where it takes any key, it takes those of later versions too."""
-    if not isinstance(given, dict):
-        return given
-    known: Mapping[str, Any] = schema.get("properties", {})
-    closed = schema.get("additionalProperties") is False
-    return {
-        key: _without_additions(value, known[key]) if key in known else value
-        for key, value in given.items()
-        if key in known or not closed
-    }
 
 
 # ── building ─────────────────────────────────────────────────────────────────────────────────────
@@ -195,7 +147,7 @@ class Jobs:
             "subscriptionId": notification.subscription_id,
             "dedupeKey": notification.dedupe_key,
             "locale": locale,
-            "recipient": {"email": email.strip()},
+            "recipient": _present({"email": email.strip(), "name": name_in(subscriber.metadata)}),
             "template": {
                 "id": OPEN_SEAT,
                 "version": self._template_version,

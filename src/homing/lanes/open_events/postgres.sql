@@ -3,9 +3,21 @@
 -- what is ours is told by claim_seq, locked_by and locked_at together.
 
 -- fragment: unlocked
--- A lock that lies far ahead would be for ever, so it is none.
+-- Whose lock is over. One that lies far ahead is over when it has not changed for as long as a lock lasts.
 (locked_at IS NULL OR locked_at <= now() - make_interval(secs => :lock_ttl_seconds)
-    OR locked_at >= now() + make_interval(secs => :lock_ttl_seconds))
+    OR lock_seen = {lock} AND lock_seen_at <= now() - make_interval(secs => :lock_ttl_seconds))
+
+-- fragment: lock
+-- What tells one lock from another, whatever the session's time zone.
+(coalesce(locked_by, '') || ' ' || date_part('epoch', locked_at)::text)
+
+-- fragment: says_nothing
+-- A lock further ahead than a lock lasts: nobody can tell from it when it is over.
+locked_at > now() + make_interval(secs => :lock_ttl_seconds)
+
+-- fragment: theirs
+-- As the index has it.
+lower(fanout_status) = 'pending' AND locked_at IS NOT NULL AND lock_written_at IS DISTINCT FROM locked_at
 
 -- fragment: was_reset
 -- As the index has it: somebody has changed the attempts, or taken our lock away, or the word that says why it waits.
@@ -40,6 +52,16 @@ batch AS MATERIALIZED (
 ), {held}, mine AS (
     SELECT batch.id FROM batch JOIN held ON held.id = batch.id WHERE held.claim_seq = batch.fence AND held.is_ours
 )
+
+-- fragment: duplicate
+-- Another one of the subscription with this dedupe key was sent. What was sent itself, and put back by an operator, is
+-- sent again all the same.
+EXISTS (SELECT 1 FROM open_event_notifications AS sent
+        WHERE sent.subscription_id = n.subscription_id AND sent.dedupe_key = n.dedupe_key AND n.dedupe_key <> ''
+          AND lower(sent.fanout_status) = 'sent' AND n.delivered_by IS NULL)
+
+-- fragment: may_be_limited
+s.metadata LIKE '%maxNotifications%'
 
 -- fragment: notified
 -- A pause and a resumption are changes of status: with each the count begins anew.
@@ -98,10 +120,15 @@ SET claim_seq = coalesce(n.claim_seq, 0) + 1,
     locked_at = {lock_time},
     lock_written_at = {lock_time},
     due_at = {lock_time} + make_interval(secs => :lock_ttl_seconds),
-    due_attempts = n.fanout_attempts
+    due_attempts = n.fanout_attempts,
+    lock_seen = NULL,
+    lock_seen_at = NULL,
+    -- Reset by hand, though it was tried before: whoever ended it, it has ended.
+    ended_claim = CASE WHEN {attempts} = 0 AND n.last_attempt_at IS NOT NULL
+                       THEN coalesce(n.ended_claim, n.claim_seq, 0) ELSE n.ended_claim END
 WHERE n.notification_id = ANY (ARRAY(SELECT notification_id FROM chosen))
 RETURNING n.notification_id AS id, n.claim_seq AS fence, {attempts} AS attempts, n.open_event_id, n.subscription_id,
-    n.dedupe_key, n.error IS NOT NULL AND {attempts} > 0 AS has_error, n.locked_at AS claimed_at,
+    n.dedupe_key, n.error IS NOT NULL AND {attempts} > 0 AS has_error, n.ended_claim IS NOT NULL AS has_ended, n.locked_at AS claimed_at,
     date_part('epoch', now()) - date_part('epoch', n.created_at::timestamptz) AS age
 
 -- name: preview
@@ -116,7 +143,8 @@ LIMIT :limit
 -- the other's. What goes before: all that wait with a lower id, and what others are sending. Rows are claimed in the
 -- order of their ids, so what others are sending is near; a subscription with very many is not read to its end.
 SELECT n.notification_id AS id,
-    {notified} AS notified,
+    CASE WHEN {may_be_limited} THEN {notified} ELSE 0 END AS notified,
+    CASE WHEN {may_be_limited} THEN
     (SELECT count(*)
      FROM (SELECT 1
            FROM open_event_notifications AS other
@@ -131,7 +159,19 @@ SELECT n.notification_id AS id,
              ORDER BY other.notification_id
              LIMIT :most_counted) AS other
        WHERE other.locked_at IS NOT NULL
-         AND (other.locked_by, other.locked_at) IS DISTINCT FROM (n.locked_by, n.locked_at)) AS ahead,
+         AND (other.locked_by, other.locked_at) IS DISTINCT FROM (n.locked_by, n.locked_at))
+    ELSE 0 END AS ahead,
+    (SELECT min(twin.notification_id)
+     FROM (SELECT notification_id, dedupe_key, locked_by, locked_at
+           FROM open_event_notifications
+           WHERE subscription_id = n.subscription_id AND lower(fanout_status) = 'pending'
+           ORDER BY notification_id
+           LIMIT :most_counted) AS twin
+     WHERE twin.dedupe_key = n.dedupe_key AND n.dedupe_key <> ''
+       AND (twin.notification_id < n.notification_id
+            OR twin.notification_id > n.notification_id AND twin.locked_at IS NOT NULL
+               AND (twin.locked_by, twin.locked_at) IS DISTINCT FROM (n.locked_by, n.locked_at))) AS twin,
+    {duplicate} AS duplicate,
     s.contact_type, s.contact_value, s.contact_hash, s.locale, s.status, s.last_known_section_status, s.metadata,
     s.subscription_id
 FROM open_event_notifications AS n LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
@@ -159,7 +199,8 @@ WHERE e.open_event_id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::
 SELECT n.notification_id AS id,
     CASE WHEN lower(n.fanout_status) = 'pending' AND n.locked_by = :owner AND n.locked_at = n.lock_written_at
          THEN n.claim_seq END AS fence,
-    s.subscription_id IS NOT NULL AS subscribed, s.contact_value, s.status, s.metadata, {expired} AS expired
+    s.subscription_id IS NOT NULL AS subscribed, s.contact_value, s.status, s.metadata, {expired} AS expired,
+    {duplicate} AS duplicate
 FROM open_event_notifications AS n
 LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
 LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id
@@ -173,7 +214,7 @@ WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, charged integer, delay double precision, error text,
-        told text, snapshot text, story text, most integer, pause boolean, millis integer)
+        told text, snapshot text, story text, millis integer)
 ), {held}, mine AS MATERIALIZED (
     SELECT batch.* FROM batch JOIN held ON held.id = batch.id WHERE held.claim_seq = batch.fence AND held.is_ours
 ), settled AS (
@@ -182,6 +223,7 @@ WITH batch AS MATERIALIZED (
         fanout_attempts = CASE mine.charged WHEN 0 THEN n.fanout_attempts ELSE {attempts} + mine.charged END,
         last_attempt_at = CASE mine.charged WHEN 0 THEN n.last_attempt_at ELSE now() END,
         error = coalesce(mine.error, n.error),
+        ended_claim = CASE WHEN mine.status = 'pending' THEN n.ended_claim ELSE n.claim_seq END,
         delivered_by = CASE WHEN mine.status = 'sent' THEN :owner ELSE n.delivered_by END,
         delivered_millis = coalesce(mine.millis, n.delivered_millis),
         locked_by = NULL,
@@ -194,50 +236,55 @@ WITH batch AS MATERIALIZED (
     FROM mine
     WHERE n.notification_id = mine.id
     RETURNING n.notification_id AS id, n.subscription_id, mine.status = 'sent' AS sent, mine.told, mine.snapshot,
-        mine.story, mine.most, mine.pause
+        mine.story
 ), concerned AS MATERIALIZED (
     SELECT subscription_id
     FROM subscriptions
-    WHERE subscription_id = ANY (ARRAY(SELECT subscription_id FROM settled WHERE sent OR pause))
+    WHERE subscription_id = ANY (ARRAY(SELECT subscription_id FROM settled WHERE sent))
     ORDER BY subscription_id
     FOR UPDATE
-), tallied AS MATERIALIZED (
-    SELECT s.subscription_id, s.sent, s.snapshot,
-        s.pause OR s.sent AND {notified} + s.count >= s.most AS pauses
-    FROM (
-        SELECT subscription_id, bool_or(sent) AS sent, bool_or(pause) AS pause, min(most) AS most,
-            max(snapshot) FILTER (WHERE sent) AS snapshot, count(*) FILTER (WHERE sent) AS count
-        FROM settled
-        WHERE sent OR pause
-        GROUP BY subscription_id
-    ) AS s
-    -- Which are locked first, in the order of their ids.
-    WHERE (SELECT count(*) FROM concerned) > 0
 ), noted AS (
-    -- The status is what it is now: whoever has unsubscribed in this moment stays unsubscribed.
+    -- Nothing else of a subscription is a worker's to change.
     UPDATE subscriptions AS s
-    SET last_notified_at = CASE WHEN tallied.sent THEN now() ELSE s.last_notified_at END,
-        last_known_section_status = coalesce(tallied.snapshot, s.last_known_section_status),
-        status = CASE WHEN tallied.pauses AND lower(s.status) = 'active' THEN 'paused' ELSE s.status END,
-        updated_at = now()
-    FROM tallied
-    WHERE s.subscription_id = tallied.subscription_id
-), history AS (
-    -- A change of status comes last: what was sent before it is not counted any more.
-    INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot, payload, created_at)
-    SELECT lines.subscription_id, event_type, snapshot, story, now()
+    SET last_notified_at = now(), last_known_section_status = coalesce(t.snapshot, s.last_known_section_status)
     FROM (
-        SELECT 1 AS place, id, subscription_id, told AS event_type, snapshot, story
-        FROM settled WHERE told IS NOT NULL
-        UNION ALL
-        SELECT 2, subscription_id, subscription_id, 'status_changed', snapshot,
-            '{"from":"active","to":"paused","reason":"max_notifications"}'
-        FROM tallied WHERE pauses
-    ) AS lines
-    JOIN subscriptions AS s ON s.subscription_id = lines.subscription_id AND (place = 1 OR lower(s.status) = 'active')
-    ORDER BY place, id
+        SELECT subscription_id, max(snapshot) AS snapshot
+        FROM settled
+        -- Which are locked first, in the order of their ids.
+        WHERE sent AND (SELECT count(*) FROM concerned) > 0
+        GROUP BY subscription_id
+    ) AS t
+    WHERE s.subscription_id = t.subscription_id
+), history AS (
+    INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot, payload, created_at)
+    SELECT settled.subscription_id, settled.told, settled.snapshot, settled.story, now()
+    FROM settled JOIN subscriptions AS s ON s.subscription_id = settled.subscription_id
+    WHERE settled.told IS NOT NULL
+    ORDER BY settled.id
 )
 SELECT id FROM settled
+
+-- name: unread_locks
+SELECT notification_id AS id
+FROM open_event_notifications
+WHERE {theirs} AND lock_seen IS DISTINCT FROM {lock} AND {says_nothing}
+ORDER BY notification_id
+LIMIT :limit
+
+-- name: note_locks
+WITH chosen AS MATERIALIZED (
+    SELECT notification_id
+    FROM open_event_notifications
+    WHERE notification_id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+      AND {theirs} AND lock_seen IS DISTINCT FROM {lock} AND {says_nothing}
+    ORDER BY notification_id
+    FOR UPDATE
+)
+UPDATE open_event_notifications AS n
+SET lock_seen = {lock}, lock_seen_at = now()
+FROM chosen
+WHERE n.notification_id = chosen.notification_id
+RETURNING n.notification_id AS id, n.locked_by
 
 -- name: confirm
 -- Only a settlement or a release of ours takes lock_written_at away.
@@ -307,7 +354,8 @@ WITH chosen AS MATERIALIZED (
 )
 UPDATE open_event_notifications AS n
 SET fanout_status = 'pending', fanout_attempts = 0, error = NULL, locked_by = NULL, locked_at = NULL,
-    claim_seq = coalesce(n.claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(n.ended_claim, n.claim_seq, 0), claim_seq = coalesce(n.claim_seq, 0) + 1,
+    lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 FROM chosen
 WHERE n.notification_id = chosen.notification_id
 RETURNING n.notification_id AS id
@@ -323,7 +371,7 @@ WITH chosen AS MATERIALIZED (
 )
 UPDATE open_event_notifications AS n
 SET fanout_status = 'skipped', error = :error, locked_by = NULL, locked_at = NULL,
-    claim_seq = coalesce(n.claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(n.claim_seq, 0), claim_seq = coalesce(n.claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 FROM chosen
 WHERE n.notification_id = chosen.notification_id
 RETURNING n.notification_id AS id

@@ -18,16 +18,16 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import iso
+from homing.db.instants import read_instant
+from homing.lanes.open_events.locales import one_line
 
-DEFAULT_MAX_NOTIFICATIONS = 3
 MINUTES_OF_A_DAY = 24 * 60
 
 _KEYS = frozenset({"notifyOn", "snoozeUntil", "maxNotifications", "deliveryWindow"})
+_LONGEST_NAME = 100
 _MINUTE = timedelta(minutes=1)
 #: How long a mail waits at least when nobody can tell how long; then it is looked at again.
 _UNCLEAR = timedelta(days=1)
-#: Seconds since 1970 are fewer (until the year 5138), milliseconds are more (from 1973 on).
-_MILLISECONDS_FROM = 10**11
 #: Beyond it, time zones cannot be computed with; a mail that is snoozed until then never goes out anyway.
 _LAST_YEAR = 9900
 
@@ -55,7 +55,8 @@ class Preferences(Struct, frozen=True):
     """What a subscriber wants; these are the defaults."""
 
     wants_open: bool = True
-    max_notifications: int = DEFAULT_MAX_NOTIFICATIONS
+    #: None is no limit.
+    max_notifications: int | None = None
     snooze_until: datetime | None = None
     window: DeliveryWindow | None = None
     #: IANA; in which a snooze is shown where there is no window with a zone.
@@ -87,8 +88,8 @@ def read_preferences(metadata: str | None) -> Preferences:
     given = preferences_in(read_metadata(metadata))
     if not given:
         return DEFAULTS
-    snooze, window = given.get("snoozeUntil"), given.get("deliveryWindow")
-    moment, hours = _moment(snooze), _window(window)
+    snooze, window = given.get("snoozeUntil"), _named(given.get("deliveryWindow"))
+    moment, hours = read_instant(snooze), _window(window)
     return Preferences(
         _wants_open(given.get("notifyOn")),
         _max_notifications(given.get("maxNotifications")),
@@ -98,6 +99,16 @@ def read_preferences(metadata: str | None) -> Preferences:
         # What is empty (null, false, 0, "", {}) is left out, not unreadable.
         unclear=(bool(snooze) and moment is None) or (bool(window) and hours is None),
     )
+
+
+@lru_cache(maxsize=4096)
+def name_in(metadata: str | None) -> str | None:
+    """What the subscriber is called, where the other program keeps that beside the preferences.
+
+    The tables of the specification have no column for it; `metadata` is the one that is open for more.
+    """
+    name = read_metadata(metadata).get("name")
+    return (one_line(name)[:_LONGEST_NAME].strip() or None) if isinstance(name, str) else None
 
 
 def read_metadata(metadata: str | None) -> dict[str, Any]:
@@ -138,9 +149,9 @@ def _wants_open(given: Any) -> bool:
     return any(isinstance(word, str) and word.strip().lower() == "open" for word in given)
 
 
-def _max_notifications(given: Any) -> int:
+def _max_notifications(given: Any) -> int | None:
     number = _whole(given)
-    return DEFAULT_MAX_NOTIFICATIONS if number is None or number < 0 else min(number, 2**31 - 1)
+    return None if number is None or number < 0 else min(number, 2**31 - 1)
 
 
 def _whole(given: Any) -> int | None:
@@ -152,25 +163,24 @@ def _whole(given: Any) -> int | None:
     return int(given) if given == given // 1 else None
 
 
-def _moment(given: Any) -> datetime | None:
-    """ISO in any form, or a number of seconds or milliseconds since 1970; None for what is neither."""
-    number = _whole(given) or None
-    try:
-        if number is not None:
-            seconds = number / 1000 if number >= _MILLISECONDS_FROM else number
-            return datetime.fromtimestamp(seconds, UTC)
-        moment = datetime.fromisoformat(given.strip()) if isinstance(given, str) else None
-        if moment is None:
-            return None
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError, OSError):
+def _named(window: Any) -> Any:
+    """A window that names nothing but a time zone is no window."""
+    if isinstance(window, dict) and all(window[key] is None for key in window.keys() - {"timeZone"}):
         return None
+    return window
 
 
 def _window(given: Any) -> DeliveryWindow | None:
     if not isinstance(given, dict):
         return None
-    start, end = _whole(given.get("startMinutes")), _whole(given.get("endMinutes"))
+    edges = given.get("startMinutes"), given.get("endMinutes")
+    if edges == (None, None):
+        return None
+    # By the schema one may be missing: then the window goes on to that end of the day.
+    start, end = (
+        _whole(default if edge is None else edge)
+        for edge, default in zip(edges, (0, MINUTES_OF_A_DAY), strict=True)
+    )
     if start is None or end is None or not all(0 <= m <= MINUTES_OF_A_DAY for m in (start, end)):
         return None
     # Some programs write 1440 for midnight: the minute 0 at the start, the last of the day at the end.

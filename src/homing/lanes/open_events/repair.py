@@ -20,7 +20,7 @@ from homing.db.queries import Dialect
 
 #: `ALTER TABLE t ADD COLUMN …`, in PostgreSQL with several columns; and indexes, whatever they are on.
 _STATEMENT = re.compile(
-    r"^ALTER TABLE (?P<altered>\w+)"
+    r"^ALTER TABLE (?:IF EXISTS )?(?P<altered>\w+)"
     r"|^CREATE TABLE IF NOT EXISTS (?P<made>\w+)"
     r"|ADD COLUMN IF NOT EXISTS (?P<column>\w+)"
     r"|CREATE (?:UNIQUE )?INDEX (?:IF NOT EXISTS )?(?P<index>\w+)\s+ON (?P<on>\w+)",

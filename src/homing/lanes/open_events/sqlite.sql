@@ -11,10 +11,22 @@
 (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lock_ttl_seconds)))
 
 -- fragment: unlocked
--- A lock whose time nobody can read, or that lies far ahead, would be for ever, so it is none. SQLite itself does not
--- read every ISO form.
-(locked_at IS NULL OR abs(coalesce(julianday(locked_at), iso_julianday(locked_at), 0) - julianday('now'))
-                      >= :lock_ttl_seconds / 86400.0)
+-- Whose lock is over. Its time may be written in any form, and SQLite's own julianday() takes 04:36 for a day in 2000. A
+-- lock that says nothing is over when it has not changed for as long as a lock lasts.
+(locked_at IS NULL OR instant_julianday(locked_at) <= julianday('now') - :lock_ttl_seconds / 86400.0
+    OR lock_seen IS {lock} AND julianday(lock_seen_at) <= julianday('now') - :lock_ttl_seconds / 86400.0)
+
+-- fragment: lock
+-- What tells one lock from another.
+(coalesce(CAST(locked_by AS TEXT), '') || ' ' || CAST(locked_at AS TEXT))
+
+-- fragment: says_nothing
+-- A lock whose time cannot be read, or lies further ahead than a lock lasts: nobody can tell from it when it is over.
+coalesce(instant_julianday(locked_at) > julianday('now') + :lock_ttl_seconds / 86400.0, true)
+
+-- fragment: theirs
+-- As the index has it.
+lower(fanout_status) = 'pending' AND locked_at IS NOT NULL AND lock_written_at IS NOT locked_at
 
 -- fragment: was_reset
 -- As the index has it.
@@ -22,7 +34,7 @@
     OR lock_written_at IS NULL AND error IS NULL)
 
 -- fragment: expired
-coalesce(julianday(e.event_at), iso_julianday(e.event_at), julianday(e.created_at))
+coalesce(julianday(e.event_at), instant_julianday(e.event_at), julianday(e.created_at))
         <= julianday('now') - :expire_after_seconds / 86400.0
 
 -- fragment: attempts
@@ -36,13 +48,23 @@ batch AS MATERIALIZED (
     SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
 )
 
+-- fragment: duplicate
+-- Another one of the subscription with this dedupe key was sent. What was sent itself, and put back by an operator, is
+-- sent again all the same.
+EXISTS (SELECT 1 FROM open_event_notifications AS sent
+        WHERE sent.subscription_id = n.subscription_id AND sent.dedupe_key = n.dedupe_key AND n.dedupe_key <> ''
+          AND lower(sent.fanout_status) = 'sent' AND n.delivered_by IS NULL)
+
 -- fragment: notified
 (SELECT count(*)
  FROM subscription_events AS told
  WHERE told.subscription_id = s.subscription_id AND told.event_type = 'notify_sent'
-   AND told.event_id > coalesce((SELECT max(changed.event_id) FROM subscription_events AS changed
+   AND told.rowid > coalesce((SELECT max(changed.rowid) FROM subscription_events AS changed
                                  WHERE changed.subscription_id = s.subscription_id
                                    AND changed.event_type = 'status_changed'), 0))
+
+-- fragment: may_be_limited
+s.metadata LIKE '%maxNotifications%'
 
 -- fragment: listed
 -- As text where it is read as text, whatever another program has put there.
@@ -87,7 +109,12 @@ SET claim_seq = coalesce(claim_seq, 0) + 1,
     locked_at = {now},
     lock_written_at = {now},
     due_at = {lock_end},
-    due_attempts = fanout_attempts
+    due_attempts = fanout_attempts,
+    lock_seen = NULL,
+    lock_seen_at = NULL,
+    -- Reset by hand, though it was tried before: whoever ended it, it has ended.
+    ended_claim = CASE WHEN CAST(coalesce(fanout_attempts, 0) AS INTEGER) <= 0 AND last_attempt_at IS NOT NULL
+                       THEN coalesce(ended_claim, claim_seq, 0) ELSE ended_claim END
 WHERE notification_id IN (
     SELECT notification_id
     FROM (SELECT 1 AS place, notification_id FROM ({waited})
@@ -97,8 +124,9 @@ WHERE notification_id IN (
     LIMIT :limit)
 RETURNING notification_id AS id, claim_seq AS fence, max(0, CAST(coalesce(fanout_attempts, 0) AS INTEGER)) AS attempts,
     open_event_id, subscription_id, CAST(dedupe_key AS TEXT) AS dedupe_key,
-    error IS NOT NULL AND CAST(coalesce(fanout_attempts, 0) AS INTEGER) > 0 AS has_error, locked_at AS claimed_at,
-    (julianday('now') - coalesce(julianday(created_at), iso_julianday(created_at))) * 86400.0 AS age
+    error IS NOT NULL AND CAST(coalesce(fanout_attempts, 0) AS INTEGER) > 0 AS has_error,
+    ended_claim IS NOT NULL AS has_ended, locked_at AS claimed_at,
+    (julianday('now') - coalesce(julianday(created_at), instant_julianday(created_at))) * 86400.0 AS age
 
 -- name: preview
 SELECT notification_id AS id
@@ -111,7 +139,8 @@ LIMIT :limit
 -- name: subscribers
 -- As text, whatever another program has put there.
 SELECT n.notification_id AS id,
-    {notified} AS notified,
+    CASE WHEN {may_be_limited} THEN {notified} ELSE 0 END AS notified,
+    CASE WHEN {may_be_limited} THEN
     (SELECT count(*)
      FROM (SELECT 1
            FROM open_event_notifications AS other
@@ -126,7 +155,19 @@ SELECT n.notification_id AS id,
              ORDER BY other.notification_id
              LIMIT :most_counted) AS other
        WHERE other.locked_at IS NOT NULL
-         AND (other.locked_by IS NOT n.locked_by OR other.locked_at IS NOT n.locked_at)) AS ahead,
+         AND (other.locked_by IS NOT n.locked_by OR other.locked_at IS NOT n.locked_at))
+    ELSE 0 END AS ahead,
+    (SELECT min(twin.notification_id)
+     FROM (SELECT notification_id, dedupe_key, locked_by, locked_at
+           FROM open_event_notifications
+           WHERE subscription_id = n.subscription_id AND lower(fanout_status) = 'pending'
+           ORDER BY notification_id
+           LIMIT :most_counted) AS twin
+     WHERE twin.dedupe_key = n.dedupe_key AND n.dedupe_key <> ''
+       AND (twin.notification_id < n.notification_id
+            OR twin.notification_id > n.notification_id AND twin.locked_at IS NOT NULL
+               AND (twin.locked_by IS NOT n.locked_by OR twin.locked_at IS NOT n.locked_at))) AS twin,
+    {duplicate} AS duplicate,
     CAST(s.contact_type AS TEXT), CAST(s.contact_value AS TEXT), CAST(s.contact_hash AS TEXT), CAST(s.locale AS TEXT),
     CAST(s.status AS TEXT), CAST(s.last_known_section_status AS TEXT), CAST(s.metadata AS TEXT), s.subscription_id
 FROM json_each(:ids) AS b
@@ -158,15 +199,14 @@ SELECT n.notification_id AS id,
     CASE WHEN lower(n.fanout_status) = 'pending' AND n.locked_by = :owner AND n.locked_at = n.lock_written_at
          THEN n.claim_seq END AS fence,
     s.subscription_id IS NOT NULL AS subscribed, CAST(s.contact_value AS TEXT), CAST(s.status AS TEXT),
-    CAST(s.metadata AS TEXT), {expired} AS expired
+    CAST(s.metadata AS TEXT), {expired} AS expired, {duplicate} AS duplicate
 FROM json_each(:ids) AS b
 CROSS JOIN open_event_notifications AS n ON n.notification_id = b.value
 LEFT JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
 LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id
 
 -- name: settle
--- In one transaction, the notifications last: until then they say which of them are ours. The history comes first,
--- because it is counted in the statements after it.
+-- In one transaction, the notifications last: until then they say which of them are ours.
 INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot, payload, created_at)
 SELECT s.subscription_id, b.told, b.snapshot, b.story, {now}
 FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
@@ -177,38 +217,15 @@ CROSS JOIN open_event_notifications AS n ON n.notification_id = b.id
 CROSS JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
 WHERE b.told IS NOT NULL AND {is_mine};
 
-INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot, payload, created_at)
-SELECT DISTINCT s.subscription_id, 'status_changed', b.snapshot,
-    '{"from":"active","to":"paused","reason":"max_notifications"}', {now}
-FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
-          json_extract(value, '$.most') AS most, json_extract(value, '$.pause') AS pause,
-          json_extract(value, '$.snapshot') AS snapshot
-      FROM json_each(:batch)) AS b
-CROSS JOIN open_event_notifications AS n ON n.notification_id = b.id
-CROSS JOIN subscriptions AS s ON s.subscription_id = n.subscription_id
-WHERE (b.pause OR b.most IS NOT NULL) AND {is_mine} AND lower(s.status) = 'active'
-  AND (b.pause OR {notified} >= b.most);
-
--- A change of status that is younger than the last notification is the one above.
+-- Nothing else of a subscription is a worker's to change.
 UPDATE subscriptions
-SET last_notified_at = CASE WHEN b.sent THEN {now} ELSE last_notified_at END,
-    last_known_section_status = coalesce(b.snapshot, last_known_section_status),
-    status = CASE WHEN lower(status) = 'active' AND b.limited AND EXISTS (
-            SELECT 1 FROM subscription_events AS changed
-            WHERE changed.subscription_id = subscriptions.subscription_id AND changed.event_type = 'status_changed'
-              AND changed.event_id > (SELECT max(told.event_id) FROM subscription_events AS told
-                                      WHERE told.subscription_id = subscriptions.subscription_id
-                                        AND told.event_type IN ('notify_sent', 'notify_failed')))
-        THEN 'paused' ELSE status END,
-    updated_at = {now}
-FROM (SELECT n.subscription_id, max(b.most IS NOT NULL) AS sent, max(b.pause OR b.most IS NOT NULL) AS limited,
-          max(CASE WHEN b.most IS NOT NULL THEN b.snapshot END) AS snapshot
+SET last_notified_at = {now}, last_known_section_status = coalesce(b.snapshot, last_known_section_status)
+FROM (SELECT n.subscription_id, max(b.snapshot) AS snapshot
       FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
-                json_extract(value, '$.most') AS most, json_extract(value, '$.pause') AS pause,
-                json_extract(value, '$.snapshot') AS snapshot
+                json_extract(value, '$.status') AS status, json_extract(value, '$.snapshot') AS snapshot
             FROM json_each(:batch)) AS b
       CROSS JOIN open_event_notifications AS n ON n.notification_id = b.id
-      WHERE (b.pause OR b.most IS NOT NULL) AND {is_mine}
+      WHERE b.status = 'sent' AND {is_mine}
       GROUP BY n.subscription_id) AS b
 WHERE subscriptions.subscription_id = b.subscription_id;
 
@@ -217,6 +234,7 @@ SET fanout_status = b.status,
     fanout_attempts = CASE b.charged WHEN 0 THEN n.fanout_attempts ELSE {attempts} + b.charged END,
     last_attempt_at = CASE b.charged WHEN 0 THEN n.last_attempt_at ELSE {now} END,
     error = coalesce(b.error, n.error),
+    ended_claim = CASE WHEN b.status = 'pending' THEN n.ended_claim ELSE n.claim_seq END,
     delivered_by = CASE WHEN b.status = 'sent' THEN :owner ELSE n.delivered_by END,
     delivered_millis = coalesce(b.millis, n.delivered_millis),
     locked_by = NULL,
@@ -233,6 +251,20 @@ FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') A
       FROM json_each(:batch)) AS b
 WHERE n.notification_id = b.id AND {is_mine}
 RETURNING notification_id AS id
+
+-- name: unread_locks
+SELECT notification_id AS id
+FROM open_event_notifications INDEXED BY homing_notifications_locked
+WHERE {theirs} AND lock_seen IS NOT {lock} AND {says_nothing}
+ORDER BY notification_id
+LIMIT :limit
+
+-- name: note_locks
+UPDATE open_event_notifications
+SET lock_seen = {lock}, lock_seen_at = {now}
+WHERE notification_id IN (SELECT value FROM json_each(:ids))
+  AND {theirs} AND lock_seen IS NOT {lock} AND {says_nothing}
+RETURNING notification_id AS id, CAST(locked_by AS TEXT) AS locked_by
 
 -- name: confirm
 WITH {fences}
@@ -290,14 +322,14 @@ LIMIT :limit
 -- name: requeue
 UPDATE open_event_notifications
 SET fanout_status = 'pending', fanout_attempts = 0, error = NULL, locked_by = NULL, locked_at = NULL,
-    claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(ended_claim, claim_seq, 0), claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) IN ('skipped', 'failed', 'expired')
 RETURNING notification_id AS id
 
 -- name: cancel
 UPDATE open_event_notifications
 SET fanout_status = 'skipped', error = :error, locked_by = NULL, locked_at = NULL,
-    claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(claim_seq, 0), claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) = 'pending' AND {unlocked}
 RETURNING notification_id AS id
 

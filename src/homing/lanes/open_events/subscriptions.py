@@ -23,6 +23,7 @@ from msgspec import Struct
 from homing.db import Database, Row, instant, load_queries
 from homing.db.patience import patiently
 from homing.errors import NotAllowed
+from homing.lanes.open_events.history import History
 from homing.lanes.open_events.links import CONFIRM_WITHIN, Links, contact_hash
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import with_preferences
@@ -70,6 +71,7 @@ class Subscriptions:
     ) -> None:
         self._database = database
         self._queries = load_queries(__package__ or "", database.dialect, "subscriptions")
+        self._history = History(database)
         self._send_confirmation = send_confirmation
         self.links = links
         self.clock = clock
@@ -78,6 +80,11 @@ class Subscriptions:
 
     async def subscribe(self, order: Order) -> None:
         """Make it, unless it is there; and let the owner of the address confirm it."""
+        if "verification_sent" not in await self._history.kept():
+            raise NotAllowed(
+                "a CHECK of subscription_events forbids verification_sent, by which confirmation mails are "
+                "limited; create subscriptions in the program that owns the table"
+            )
         section = (await self._run("section_id", **order.section))[0]["section_id"]
         given = {"section_id": section, "locale": order.locale, "metadata": order.metadata}
         found = await self._run_together(
@@ -198,7 +205,11 @@ class Subscriptions:
     # ── queries ──────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, name: str, **parameters: Any) -> Sequence[Row]:
-        return await patiently(lambda: self._database.fetch(self._queries[name], parameters))
+        given = {**parameters, "kept": await self._kept()}
+        return await patiently(lambda: self._database.fetch(self._queries[name], given))
+
+    async def _kept(self) -> str:
+        return _encode(sorted(await self._history.kept())).decode()
 
     async def _run_together(
         self, names: Sequence[str], absent: frozenset[str] = frozenset(), /, **parameters: Any
@@ -206,7 +217,8 @@ class Subscriptions:
         known = load_queries(__package__ or "", self._database.dialect, "subscriptions", absent)
         present = [name for name in names if name in known]
         queries = [known[name] for name in present]
-        rows = await patiently(lambda: self._database.fetch_all(queries, parameters))
+        given = {**parameters, "kept": await self._kept()}
+        rows = await patiently(lambda: self._database.fetch_all(queries, given))
         return dict(zip(present, rows, strict=True))
 
 

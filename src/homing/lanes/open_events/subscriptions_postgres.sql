@@ -14,6 +14,10 @@ SELECT subscription_id FROM subscriptions WHERE contact_hash = :contact_hash
 UNION
 SELECT subscription_id FROM subscriptions WHERE lower(trim(contact_value)) = lower(trim(:contact))
 
+-- fragment: kept
+-- The types of event that the history takes: another program's may have a rule about them.
+(SELECT json_array_elements_text(:kept::json))
+
 -- fragment: ending
 -- An event after which a link to confirm that was sent before is void.
 (ending.event_type = 'unsubscribed'
@@ -100,11 +104,12 @@ revived AS (
     RETURNING subscriptions.subscription_id, known.again
 )
 INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
-SELECT subscription_id, 'created', '{}', statement_timestamp() FROM made
+SELECT subscription_id, 'created', '{}', statement_timestamp() FROM made WHERE 'created' IN {kept}
 UNION ALL
 SELECT subscription_id, 'status_changed',
     '{"from":"unsubscribed","to":"' || again || '","reason":"subscribed_again"}', statement_timestamp()
 FROM revived
+WHERE 'status_changed' IN {kept}
 
 -- name: reserve_confirmation
 -- The right to send a confirmation: at once, or as soon as the last one of this address is long enough ago; not
@@ -201,6 +206,7 @@ told AS (
     FROM confirmed
     CROSS JOIN (VALUES (1, 'verified', '{}'), (2, 'status_changed', '{"from":"pending","to":"active"}'))
         AS event(place, type, payload)
+    WHERE event.type IN {kept}
     ORDER BY subscription_id, place
 )
 SELECT subscription_id FROM confirmed ORDER BY subscription_id
@@ -214,7 +220,9 @@ WITH changed AS (
 ),
 told AS (
     INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot, payload, created_at)
-    SELECT subscription_id, 'status_changed', last_known_section_status, :payload, statement_timestamp() FROM changed
+    SELECT subscription_id, 'status_changed', last_known_section_status, :payload, statement_timestamp()
+    FROM changed
+    WHERE 'status_changed' IN {kept}
 )
 SELECT subscription_id FROM changed
 
@@ -253,11 +261,13 @@ told AS (
     SELECT subscription_id, 'unsubscribed', last_known_section_status,
         jsonb_build_object('from', status, 'via', :via::text)::text, statement_timestamp()
     FROM ended
+    WHERE 'unsubscribed' IN {kept}
     UNION ALL
     SELECT subscription_id, 'notify_failed', NULL,
         jsonb_build_object('notificationId', notification_id, 'openEventId', open_event_id, 'code', 'unsubscribed')::text,
         statement_timestamp()
     FROM queued
+    WHERE 'notify_failed' IN {kept}
 )
 SELECT (SELECT count(*) FROM ended) AS ended, (SELECT count(*) FROM queued) AS skipped
 

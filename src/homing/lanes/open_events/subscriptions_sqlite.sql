@@ -20,18 +20,22 @@ SELECT subscription_id FROM subscriptions WHERE contact_hash = :contact_hash
 UNION
 SELECT subscription_id FROM subscriptions WHERE lower(trim(contact_value)) = lower(trim(:contact))
 
+-- fragment: kept
+-- The types of event that the history takes: another program's may have a rule about them.
+(SELECT value FROM json_each(:kept))
+
 -- fragment: ending
 -- An event after which a link to confirm that was sent before is void.
 (ending.event_type = 'unsubscribed'
  OR ending.event_type = 'status_changed' AND replace(ending.payload, ' ', '') LIKE '%"to":"pending"%')
 
 -- fragment: last_ending
-coalesce((SELECT max(ending.event_id) FROM subscription_events AS ending
+coalesce((SELECT max(ending.rowid) FROM subscription_events AS ending
           WHERE ending.subscription_id = s.subscription_id AND {ending}), 0)
 
 -- fragment: is_void
 EXISTS (SELECT 1 FROM subscription_events AS ending
-        WHERE ending.subscription_id = last.subscription_id AND ending.event_id > last.event_id AND {ending})
+        WHERE ending.subscription_id = last.subscription_id AND ending.rowid > last.event_id AND {ending})
 
 -- fragment: known
 -- The subscription of this contact to this section. Where another program has made several, one that lives. What
@@ -39,7 +43,7 @@ EXISTS (SELECT 1 FROM subscription_events AS ending
 SELECT s.subscription_id, lower(s.status) AS status,
     CASE WHEN replace((SELECT e.payload FROM subscription_events AS e
                        WHERE e.subscription_id = s.subscription_id AND e.event_type = 'unsubscribed'
-                       ORDER BY e.event_id DESC LIMIT 1), ' ', '') LIKE '%"from":"suppressed"%'
+                       ORDER BY e.rowid DESC LIMIT 1), ' ', '') LIKE '%"from":"suppressed"%'
          THEN 'suppressed' ELSE 'pending' END AS again
 FROM wanted
 CROSS JOIN ({of_contact}) AS theirs
@@ -76,7 +80,7 @@ INSERT INTO subscription_events (subscription_id, event_type, payload, created_a
 SELECT subscription_id, 'status_changed',
     '{"from":"unsubscribed","to":"' || again || '","reason":"subscribed_again"}', {now}
 FROM known
-WHERE status = 'unsubscribed';
+WHERE status = 'unsubscribed' AND 'status_changed' IN {kept};
 
 WITH {order}, known AS MATERIALIZED ({known})
 UPDATE subscriptions
@@ -104,7 +108,7 @@ WHERE NOT EXISTS (SELECT 1 FROM known)
 ON CONFLICT DO NOTHING;
 
 INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
-SELECT last_insert_rowid(), 'created', '{}', {now} WHERE changes() = 1
+SELECT last_insert_rowid(), 'created', '{}', {now} WHERE changes() = 1 AND 'created' IN {kept}
 
 -- name: reserve_confirmation
 -- The right to send a confirmation: at once, or as soon as the last one of this address is long enough ago; not
@@ -112,13 +116,13 @@ SELECT last_insert_rowid(), 'created', '{}', {now} WHERE changes() = 1
 WITH {order},
 waiting AS MATERIALIZED (SELECT subscription_id FROM ({known}) WHERE status = 'pending'),
 last AS MATERIALIZED (
-    SELECT e.event_id, e.subscription_id,
+    SELECT e.rowid AS event_id, e.subscription_id,
         coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', e.created_at),
-                 strftime('%Y-%m-%dT%H:%M:%fZ', iso_julianday(e.created_at))) AS sent_at
+                 strftime('%Y-%m-%dT%H:%M:%fZ', instant_julianday(e.created_at))) AS sent_at
     FROM ({of_contact}) AS theirs
     CROSS JOIN subscription_events AS e ON e.subscription_id = theirs.subscription_id
     WHERE e.event_type = 'verification_sent'
-    ORDER BY sent_at DESC, e.event_id DESC
+    ORDER BY sent_at DESC, e.rowid DESC
     LIMIT 1
 )
 INSERT INTO subscription_events (subscription_id, event_type, payload, created_at)
@@ -126,10 +130,10 @@ SELECT waiting.subscription_id, 'verification_sent', '{}',
     max({now}, coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', last.sent_at, printf('%+.3f seconds', :pause_seconds)), ''))
 FROM waiting LEFT JOIN last ON true
 WHERE last.sent_at IS NULL OR last.sent_at <= {now} OR {is_void}
-RETURNING event_id, subscription_id, created_at, created_at > {now} AS later
+RETURNING rowid AS event_id, subscription_id, created_at, created_at > {now} AS later
 
 -- name: forget_confirmation
-DELETE FROM subscription_events WHERE event_id = :event_id
+DELETE FROM subscription_events WHERE rowid = :event_id
 
 -- name: get
 {described}
@@ -175,10 +179,10 @@ ORDER BY s.subscription_id DESC
 LIMIT :limit
 
 -- name: history
-SELECT event_id, event_type, section_status_snapshot, payload, created_at
+SELECT rowid AS event_id, event_type, section_status_snapshot, payload, created_at
 FROM subscription_events
 WHERE subscription_id = :id
-ORDER BY event_id DESC
+ORDER BY rowid DESC
 LIMIT :limit
 
 -- name: confirm
@@ -190,7 +194,7 @@ CROSS JOIN (
     UNION ALL SELECT 2, 'status_changed', '{"from":"pending","to":"active"}'
 ) AS event
 WHERE s.subscription_id IN (SELECT value FROM json_each(:ids))
-  AND lower(trim(s.contact_value)) = lower(trim(:contact)) AND lower(s.status) = 'pending'
+  AND lower(trim(s.contact_value)) = lower(trim(:contact)) AND lower(s.status) = 'pending' AND event.type IN {kept}
 ORDER BY s.subscription_id, event.place;
 
 UPDATE subscriptions
@@ -203,7 +207,7 @@ RETURNING subscription_id
 INSERT INTO subscription_events (subscription_id, event_type, section_status_snapshot, payload, created_at)
 SELECT subscription_id, 'status_changed', last_known_section_status, :payload, {now}
 FROM subscriptions
-WHERE subscription_id = :id AND lower(status) = :old;
+WHERE subscription_id = :id AND lower(status) = :old AND 'status_changed' IN {kept};
 
 UPDATE subscriptions
 SET status = :new, updated_at = {now}
@@ -216,7 +220,7 @@ INSERT INTO subscription_events (subscription_id, event_type, section_status_sna
 SELECT subscription_id, 'unsubscribed', last_known_section_status,
     json_object('from', lower(status), 'via', :via), {now}
 FROM subscriptions
-WHERE subscription_id = :id AND lower(status) <> 'unsubscribed';
+WHERE subscription_id = :id AND lower(status) <> 'unsubscribed' AND 'unsubscribed' IN {kept};
 
 UPDATE subscriptions
 SET status = 'unsubscribed', updated_at = {now}
@@ -226,7 +230,7 @@ INSERT INTO subscription_events (subscription_id, event_type, payload, created_a
 SELECT subscription_id, 'notify_failed',
     json_object('notificationId', notification_id, 'openEventId', open_event_id, 'code', 'unsubscribed'), {now}
 FROM open_event_notifications
-WHERE subscription_id = :id AND lower(fanout_status) = 'pending' AND locked_by IS NULL;
+WHERE subscription_id = :id AND lower(fanout_status) = 'pending' AND locked_by IS NULL AND 'notify_failed' IN {kept};
 
 UPDATE open_event_notifications
 SET fanout_status = 'skipped', fanout_attempts = fanout_attempts + 1, last_attempt_at = {now},

@@ -17,9 +17,10 @@ class SubscriptionSummary(Struct, frozen=True, rename="camel"):
     """A subscription, as lists show it."""
 
     subscription_id: int
-    term_id: str
-    campus_code: str
-    index_number: str
+    #: None where another program's table does not say which section it is for.
+    term_id: str | None
+    campus_code: str | None
+    index_number: str | None
     section_id: int | None
     contact_type: str
     #: Masked.
@@ -34,6 +35,14 @@ class SubscriptionSummary(Struct, frozen=True, rename="camel"):
     last_known_section_status: str | None
     created_at: str | None
     updated_at: str | None
+
+    @property
+    def section_parts(self) -> list[str]:
+        return [part for part in (self.term_id, self.campus_code, self.index_number) if part]
+
+    @property
+    def section(self) -> str:
+        return " ".join(self.section_parts)
 
 
 class SubscriptionEvent(Struct, frozen=True, rename="camel"):
