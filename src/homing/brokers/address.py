@@ -24,6 +24,15 @@ def redacted(url: str) -> str:
     return f"{scheme}://{_place(address.rpartition('@')[2])}"
 
 
+def identity(url: str) -> str:
+    """As `redacted`, with the path: two virtual hosts of one RabbitMQ are two brokers."""
+    place = redacted(url)
+    address = _QUERY.split(url, maxsplit=1)[0].rpartition("@")[2]
+    path = address.rpartition("://")[2].partition("/")[2]
+    # Without a host it could not be told what of the address is a password.
+    return place if place.endswith(("://", "URL")) or not path else f"{place}/{path}"
+
+
 def _place(address: str) -> str:
     try:
         parts = urlsplit(f"//{address}")
