@@ -121,7 +121,9 @@ async def test_sqlite_reads_only_what_is_due(sqlite_url: str) -> None:
             plan = await plan_of(lane, lane.emails, name, limit=100)
             assert "email_log_locked" in plan, name
         for name, index in (
-            ("sweep", "email_log_retried"), ("claim_deaths", "email_log_unannounced"), ("lost", "email_log_published"),
+            ("sweep", "email_log_retried"),
+            ("claim_deaths", "email_log_unannounced"),
+            ("lost", "email_log_published"),
         ):
             assert index in await plan_of(lane, lane.due, name, limit=100), name
         batch = json.dumps([{"id": 1, "fence": 1, "key": "k"}])

@@ -11,7 +11,7 @@ from tests.emails import EmailBench, email_bench
 from homing.db import instant
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
 from homing.errors import Refused
-from homing.lanes.email_log.email import Dropped, Due, Email
+from homing.lanes.email_log.email import Dropped, Due, Email, Held
 from homing.lanes.email_log.queues import Hint, encode, read_hint
 
 FAILURE = Failure("network_error", "gone")
@@ -23,7 +23,7 @@ async def lane(database_url: str) -> AsyncIterator[EmailBench]:
         yield opened
 
 
-async def claim_one(lane: EmailBench, id: int) -> Claim[Email] | Dropped:
+async def claim_one(lane: EmailBench, id: int) -> Claim[Email] | Dropped | Held:
     key = (await lane.row(id))["message_key"]
     (claim,) = await lane.emails.claim_these([Hint(id, key)])
     return claim
@@ -166,7 +166,9 @@ async def away(database_url: str) -> AsyncIterator[EmailBench]:
         yield opened
 
 
-async def seen(lane: EmailBench, *, is_gone: bool = False, is_empty: bool = False, since: float = 0.0) -> None:
+async def seen(
+    lane: EmailBench, *, is_gone: bool = False, is_empty: bool = False, since: float = 0.0
+) -> None:
     """As a scheduler writes down what it has seen of the queue."""
     await lane.due.run("saw_queue", is_gone=is_gone, is_empty=is_empty, since=since)
 
@@ -256,7 +258,9 @@ async def test_new_rows_are_published_only_where_that_is_said(database_url: str)
 
 
 @pytest.mark.clause("RTY-20", "RTY-22")
-async def test_rows_without_a_next_attempt_can_be_written_and_a_new_one_is_published(lane: EmailBench) -> None:
+async def test_rows_without_a_next_attempt_can_be_written_and_a_new_one_is_published(
+    lane: EmailBench,
+) -> None:
     new, other = await lane.insert(2, next_attempt_at=None)
     others = [(await lane.insert(1, next_attempt_at=None, status=s))[0] for s in ("Failed", "Sent", "Dead")]
     claims = await lane.due.claim(10)

@@ -298,7 +298,9 @@ class RabbitConsumer:
             await self.acknowledge([message])
             return
         letter = _letter(message, {REASON: reason})
-        await self._move([message], [letter], declarations_of(Queue(self._queue.dead_letters, kind=self._queue.kind)))
+        await self._move(
+            [message], [letter], declarations_of(Queue(self._queue.dead_letters, kind=self._queue.kind))
+        )
 
     async def rest(self) -> None:
         self._awake.clear()

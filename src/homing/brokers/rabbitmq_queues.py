@@ -1,8 +1,8 @@
 """How queues are declared at RabbitMQ.
 
-They are quorum queues, unless it is said otherwise: only these count how often a message was handed out, end it at a limit, and keep
-it when a machine of a cluster is lost. On one node they are about as fast as classic ones; see
-docs/brokers.md.
+They are quorum queues, unless it is said otherwise: only these count how often a message was handed out, end
+it at a limit, and keep it when a machine of a cluster is lost. On one node they are about as fast as classic
+ones; see docs/brokers.md.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Emails:
     def _schedule_line(self, settings: Settings) -> Line:
         ground, terms = self._ground, self._terms
         external = not self._in_memory
-        due = DueEmails(
+        self.due = DueEmails(
             ground.database,
             terms=terms,
             telemetry=ground.telemetry,
@@ -77,12 +77,12 @@ class Emails:
             watch=self._watch() if external else None,
         )
         lane = ScheduleLane(
-            due, self.broker, self.queues, ground.telemetry, lease_seconds=terms.lease_seconds
+            self.due, self.broker, self.queues, ground.telemetry, lease_seconds=terms.lease_seconds
         )
         interval = settings.email_retry_interval_seconds
         return ground.line(
             lane,
-            due,
+            self.due,
             CHANNEL,
             concurrency=_PUBLISHES_AT_ONCE,
             slots=_PUBLISHES_AT_ONCE,

@@ -61,22 +61,22 @@ class Consuming:
         if isinstance(hint, Unreadable):
             return self._bury(message, hint.reason)
         await self._way_out()
-        if self._deliverer.paused:
-            return GiveBack()
         await self._company()
         asked = self._monotonic()
         try:
             claim = await self._claim_patiently(hint)
         except Refused as error:
             return self._bury(message, f"the database does not take it: {error}")
-        if claim is None:
-            return GiveBack()
-        if isinstance(claim, Held):
-            return GiveBack(claim.seconds)
-        if isinstance(claim, Dropped):
-            self._telemetry.log.info("email.dropped", EmailId=hint.EmailId, Reason=claim.reason)
-            return Done()
-        return await self._deliver(claim, asked + self._lane.lease_seconds)
+        match claim:
+            case None:
+                return GiveBack()
+            case Held(seconds=seconds):
+                return GiveBack(seconds)
+            case Dropped(reason=reason):
+                self._telemetry.log.info("email.dropped", EmailId=hint.EmailId, Reason=reason)
+                return Done()
+            case Claim():
+                return await self._deliver(claim, asked + self._lane.lease_seconds)
 
     def _bury(self, message: Message, reason: str) -> Verdict:
         self._telemetry.log.warning("email.unreadable", message=message.id, reason=reason)

@@ -125,6 +125,6 @@ class Dropped(Struct, frozen=True, gc=False):
 
 
 class Held(Struct, frozen=True, gc=False):
-    """A message that was handed out before, and whose row somebody may be sending: for how long at the most."""
+    """A message that was handed out before, while another worker may be sending its row: for how long."""
 
     seconds: float

@@ -72,9 +72,7 @@ class EmailLog(SqlStore[Email]):
 
     async def claim_these(self, hints: Sequence[Hint]) -> list[Claim[Email] | Dropped | Held]:
         """The rows that messages name, for one lease; or why one of them names nothing to send now."""
-        wanted = [
-            {"id": hint.EmailId, "key": hint.MessageKey, "again": hint.redelivered} for hint in hints
-        ]
+        wanted = [{"id": hint.EmailId, "key": hint.MessageKey, "again": hint.redelivered} for hint in hints]
         rows = await self.run("claim_these", batch=_encode(wanted).decode())
         claims = {claim.id: claim for claim in self._claims(rows)}
         found = [_taken(claims, hint) for hint in hints]
@@ -228,7 +226,7 @@ def _why_not(hint: Hint, row: Row | None) -> Dropped | Held:
         return Dropped("there is no such email")
     if row["message_key"] != hint.MessageKey:
         return Dropped("the message key is another one")
-    if row["status"] in _DONE or row["status"] == "Failed" and row["held_for"] is None:
+    if row["status"] in _DONE or (row["status"] == "Failed" and row["held_for"] is None):
         return Dropped(f"it is {row['status']}")
     if hint.redelivered and row["held_for"] is not None:
         # Whoever had the message before may be sending, or dead; then it is the only message that there is.

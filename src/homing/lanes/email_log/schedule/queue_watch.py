@@ -1,4 +1,4 @@
-"""What the scheduler sees of its queue: missing, or without a message that is ready. Then messages may be lost."""
+"""What the scheduler sees of its queue, to find lost messages: that it is missing, or that none is ready."""
 
 from __future__ import annotations
 
