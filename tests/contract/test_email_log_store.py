@@ -227,6 +227,17 @@ async def test_a_queue_that_was_seen_empty_twice_one_lease_apart_has_lost_it(awa
     assert await found_lost(away) == [id, busy], "and one is in somebody's hands"
 
 
+@pytest.mark.clause("RTY-20")
+async def test_deaths_wait_for_a_process_whose_broker_is_away(away: EmailBench, database_url: str) -> None:
+    await away.due.sweep(10)
+    async with email_bench(database_url) as without:
+        (id,) = await without.insert(1, status="Dead")
+        await without.due.sweep(10)
+        assert (await without.row(id))["announced_at"] is None
+    await away.due.sweep(10)
+    assert (await away.row(id))["announced_at"] is None, "nor can it tell anybody now"
+
+
 @pytest.mark.clause("RTY-22")
 async def test_what_another_program_has_published_or_taken_is_never_lost(away: EmailBench) -> None:
     retried, taken, waiting = await published(away, 3)

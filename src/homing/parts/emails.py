@@ -74,7 +74,9 @@ class Emails:
             terms=terms,
             telemetry=ground.telemetry,
             tell=Obituaries(self.broker, self.queues) if external else None,
-            watch=self._watch() if external else None,
+            watch=QueueWatch(self.broker, self.queues.send, lease_seconds=terms.lease_seconds)
+            if external
+            else None,
         )
         lane = ScheduleLane(
             self.due, self.broker, self.queues, ground.telemetry, lease_seconds=terms.lease_seconds
@@ -89,9 +91,6 @@ class Emails:
             # With a broker in memory, who creates an email leaves it to the process that sends.
             longest_pause=min(interval, 1.0) if self._in_memory else interval,
         )
-
-    def _watch(self) -> QueueWatch:
-        return QueueWatch(self.broker, self.queues.send, lease_seconds=self._terms.lease_seconds)
 
     def _send_line(self, settings: Settings, sender: MailSender) -> Line:
         ground, prefetch = self._ground, settings.email_prefetch

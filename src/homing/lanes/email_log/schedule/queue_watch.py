@@ -32,13 +32,14 @@ class QueueWatch:
         self._next = float("-inf")
 
     async def look(self) -> Sighting | None:
-        """None when it is not time yet, or the broker does not tell."""
+        """None when it is not time yet. A broker that is away tells nothing."""
         asked = self._monotonic()
         if asked < self._next:
             return None
         self._next = asked + self._interval
         depth = await self._broker.measure(self._queue)
-        if depth is None:
-            return None
-        is_empty = depth.exists and not depth.waiting
-        return Sighting(not depth.exists, is_empty, self._monotonic() - asked)
+        return Sighting(
+            is_gone=depth is not None and not depth.exists,
+            is_empty=depth is not None and depth.exists and not depth.waiting,
+            since=self._monotonic() - asked,
+        )
