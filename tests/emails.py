@@ -91,10 +91,10 @@ class EmailBench:
         await self.sql(statement, id=id, s=float(seconds))
 
     async def age(self, id: int, seconds: float = 100_000) -> None:
-        """Let time pass for a row: its next attempt, and its lease if it has one."""
+        """Let time pass for a row: its next attempt, its lease and its place in the queue if it has one."""
         row = await self.row(id)
-        columns = ["next_attempt_at", *(["locked_until"] if row["locked_until"] else [])]
-        await self.shift(id, seconds, *columns, *(["last_queued_at"] if row["last_queued_at"] else []))
+        others = ("locked_until", "leased_until", "last_queued_at", "published_at")
+        await self.shift(id, seconds, "next_attempt_at", *(name for name in others if row[name]))
 
     async def row(self, id: int) -> dict[str, Any]:
         row = await self.emails.get(id)

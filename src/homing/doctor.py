@@ -29,6 +29,7 @@ from homing.workers.model import Pause
 _MOST_SKEW = 2.0
 #: Credentials that are looked at together.
 _AT_ONCE = 500
+_MOST_COUNTED = 10_000
 _WEEKS_AHEAD = 4
 #: Seconds: what is due may be looked after by a command that is run every minute.
 _UNCLAIMED = 60.0
@@ -81,6 +82,8 @@ async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
     if migrated.well:
         yield await _credentials(homing)
         yield await _workers(homing)
+        async for finding in _emails(homing):
+            yield finding
         if homing.database.dialect == "postgres":
             yield await _attempt_weeks(homing)
 
@@ -98,6 +101,26 @@ async def _workers(homing: Homing) -> Finding:
     if lost := sum(one.state == "lost" for one in workers):
         found.append(f"{lost} lost (whose work others do)")
     return Finding("workers", True, ", ".join(found))
+
+
+async def _emails(homing: Homing) -> AsyncIterator[Finding]:
+    """What is lost between two programs, or two processes, that each leave it to the other."""
+    found: dict[str, list[str]] = {}
+    for worker in await homing.fleet.workers():
+        if not worker.is_gone and (place := worker.report.brokers.get("email_log")) is not None:
+            found.setdefault(place, []).append(worker.name)
+    if len(found) > 1:
+        told = "; ".join(f"{place} by {', '.join(names)}" for place, names in sorted(found.items()))
+        mend = "give all of them the same HOMING_EMAIL_BROKER_URL and HOMING_EMAIL_QUEUE_PREFIX"
+        yield Finding("email brokers", False, f"processes use different queues: {told}; {mend}")
+    if count := await homing.emails_part.due.unpublished(_MOST_COUNTED):
+        many = f"{_MOST_COUNTED:,} or more" if count == _MOST_COUNTED else f"{count:,}"
+        mend = (
+            "start `homing work email_log:schedule`"
+            if homing.settings.email_publish_new
+            else "their producer is to publish them, or Homing with HOMING_EMAIL_PUBLISH_NEW=true"
+        )
+        yield Finding("unpublished emails", False, f"{many} Pending for over an hour, never queued; {mend}")
 
 
 def _paused(one: Pause) -> str:

@@ -152,12 +152,22 @@ class Settings(BaseModel):
     email_lease_seconds: float = Field(
         120.0, ge=1.0, le=3600.0, description="An email whose worker died is due again after this time."
     )
-    email_sweep_seconds: float = Field(
-        900.0,
+    email_publish_new: bool = Field(
+        True,
+        description="Whether the scheduler queues new rows that other programs insert into email_log; false "
+        "where their producer publishes them itself.",
+    )
+    email_lost_after_seconds: float = Field(
+        21600.0,
         ge=1.0,
-        le=604800.0,
-        description="An email whose message was not heard of for so long is queued again; more than messages "
-        "ever wait in the queue.",
+        le=2592000.0,
+        description="A message that no sender has answered for so long is published again, also where its "
+        "queue was never seen missing or empty; with memory:// after a minute.",
+    )
+    email_queue_type: Literal["quorum", "classic"] = Field(
+        "quorum",
+        description="How RabbitMQ's queues of emails are made: quorum, or classic, which any client can "
+        "declare without arguments.",
     )
     email_prefetch: int = Field(
         200, ge=1, le=10000, description="Messages that one process takes from the queue of emails at once."

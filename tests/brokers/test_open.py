@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.brokers.peers import bodies, receive, texts
 
-from homing.brokers.address import redacted
+from homing.brokers.address import identity, redacted
 from homing.brokers.base import Publication, Queue
 from homing.brokers.memory import MemoryBroker
 from homing.brokers.open import open_broker
@@ -206,3 +206,20 @@ def test_dead_letters_are_declared_before_what_points_to_them() -> None:
     assert (first.name, second.name) == ("d", "q")
     assert first == declarations_of(Queue("d"))[0], "whoever reads them declares the same"
     assert second.arguments["x-delivery-limit"] == 19
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://user:geheim@host:5672/shop", "amqp://host:5672/shop"),
+        ("amqp://user:geheim@host", "amqp://host"),
+        ("amqp://user:geheim@host//", "amqp://host"),
+        ("amqp://user:geheim@host/%2F?heartbeat=5", "amqp://host"),
+        ("amqp://user:ge/heim@host/shop", "amqp://host/shop"),
+        ("amqp://user:ge?h@eim@host/shop", "amqp://"),
+        ("memory://", "memory://"),
+        ("sqs://key:geheim@localhost:9324/x", "sqs://localhost:9324/x"),
+    ],
+)
+def test_a_broker_is_known_by_its_place_and_virtual_host_without_a_password(url: str, shown: str) -> None:
+    assert identity(url) == shown

@@ -49,7 +49,8 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
         await lane.sql(POSTGRES_ROWS)
         await lane.sql("VACUUM ANALYZE email_log")
         plan = await plan_of(lane, lane.due, "claim", limit=100)
-        assert plan.count("email_log_due") == 3, "one jump for each state that can be due"
+        assert plan.count("email_log_due") == 2, "one jump for each state that can be due"
+        assert plan.count("email_log_unpublished") == 1
         assert "Seq Scan" not in plan
         for name, index in (
             ("rescue", "email_log_locked"),
@@ -62,6 +63,8 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
             assert "Seq Scan" not in await plan_of(lane, lane.due, name, limit=100), name
         assert "email_log_unannounced" in await plan_of(lane, lane.due, "claim_deaths", limit=100)
         assert "email_log_retried" in await plan_of(lane, lane.due, "sweep", limit=100)
+        assert "email_log_published" in await plan_of(lane, lane.due, "lost", limit=100)
+        assert "email_log_locked" in await plan_of(lane, lane.emails, "disown", limit=100)
         keys = json.dumps([f"k{i}" for i in range(100)])
         plan = await plan_of(lane, lane.emails, "by_message_key", keys=keys)
         assert "email_log_message_key" in plan
@@ -111,12 +114,17 @@ async def test_sqlite_reads_only_what_is_due(sqlite_url: str) -> None:
     async with email_bench(sqlite_url) as lane:
         await lane.sql(SQLITE_ROWS)
         plan = await plan_of(lane, lane.due, "claim", limit=100)
-        assert plan.count("email_log_due (status=? AND next_attempt_at<?)") == 3
+        assert plan.count("email_log_due (status=? AND next_attempt_at<?)") == 2
+        assert plan.count("email_log_unpublished (<expr><?)") == 1
         assert "SCAN email_log" not in plan
-        for name in ("rescue", "claim_lost"):
+        for name in ("rescue", "claim_lost", "disown"):
             plan = await plan_of(lane, lane.emails, name, limit=100)
             assert "email_log_locked" in plan, name
-        for name, index in (("sweep", "email_log_retried"), ("claim_deaths", "email_log_unannounced")):
+        for name, index in (
+            ("sweep", "email_log_retried"),
+            ("claim_deaths", "email_log_unannounced"),
+            ("lost", "email_log_published"),
+        ):
             assert index in await plan_of(lane, lane.due, name, limit=100), name
         batch = json.dumps([{"id": 1, "fence": 1, "key": "k"}])
         for store, name in ((lane.emails, "claim_these"), (lane.emails, "settle"), (lane.due, "settle")):

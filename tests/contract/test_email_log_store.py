@@ -11,7 +11,7 @@ from tests.emails import EmailBench, email_bench
 from homing.db import instant
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
 from homing.errors import Refused
-from homing.lanes.email_log.email import Dropped, Due, Email
+from homing.lanes.email_log.email import Dropped, Due, Email, Held
 from homing.lanes.email_log.queues import Hint, encode, read_hint
 
 FAILURE = Failure("network_error", "gone")
@@ -23,7 +23,7 @@ async def lane(database_url: str) -> AsyncIterator[EmailBench]:
         yield opened
 
 
-async def claim_one(lane: EmailBench, id: int) -> Claim[Email] | Dropped:
+async def claim_one(lane: EmailBench, id: int) -> Claim[Email] | Dropped | Held:
     key = (await lane.row(id))["message_key"]
     (claim,) = await lane.emails.claim_these([Hint(id, key)])
     return claim
@@ -151,44 +151,140 @@ async def test_what_was_never_tried_waits_as_pending_when_its_publish_failed(lan
     assert [c.id for c in await lane.due.claim(1)] == [id]
 
 
-@pytest.mark.clause("RTY-16")
-async def test_a_pending_row_whose_message_is_lost_is_due_once_per_window(database_url: str) -> None:
+async def published(lane: EmailBench, count: int = 1) -> list[int]:
+    """Emails whose message is in the queue, as the scheduler has written it down."""
+    ids = await lane.insert(count)
+    claims = await lane.due.claim(count)
+    assert await lane.due.settle([(claim, Complete()) for claim in claims]) == set(ids)
+    return ids
+
+
+@pytest.fixture
+async def away(database_url: str) -> AsyncIterator[EmailBench]:
+    """Its broker is not there, so that nothing is seen but what a test says."""
+    async with email_bench(database_url, email_broker_url="amqp://127.0.0.1:1") as opened:
+        yield opened
+
+
+async def seen(
+    lane: EmailBench, *, is_gone: bool = False, is_empty: bool = False, since: float = 0.0
+) -> None:
+    """As a scheduler writes down what it has seen of the queue."""
+    await lane.due.run("saw_queue", is_gone=is_gone, is_empty=is_empty, since=since)
+
+
+async def found_lost(lane: EmailBench) -> list[int]:
+    """What is published again after a round of maintenance."""
+    await lane.due.sweep(100)
+    claims = await lane.due.claim(100)
+    await lane.due.release(claims)
+    return sorted(claim.id for claim in claims)
+
+
+@pytest.mark.clause("RTY-16", "RTY-22")
+async def test_a_message_that_nobody_answers_is_lost_after_its_time_and_not_before(database_url: str) -> None:
     async with email_bench(
-        database_url, email_broker_url="amqp://127.0.0.1:1", email_sweep_seconds=900
+        database_url, email_broker_url="amqp://127.0.0.1:1", email_lost_after_seconds=900
     ) as lane:
-        (id,) = await lane.insert()
-        (claim,) = await lane.due.claim(1)
-        await lane.due.settle([(claim, Complete())])
+        (id,) = await published(lane)
         await lane.age(id, 890)
-        assert await lane.due.claim(1) == []
+        assert await found_lost(lane) == []
         await lane.age(id, 20)
-        (swept,) = await lane.due.claim(1)
-        assert swept.attempts == 0
-        await lane.due.settle([(swept, Complete())])
-        assert await lane.due.claim(1) == [], "once per window"
-        await lane.age(id, 1790)
-        assert await lane.due.claim(1) == [], "and the next window is twice as long: a long queue is no loss"
-        await lane.age(id, 20)
-        assert [c.id for c in await lane.due.claim(1)] == [id]
+        assert await found_lost(lane) == [id]
+        assert (await lane.row(id))["attempt_count"] == 0
 
 
-@pytest.mark.clause("RTY-12", "RTY-16")
-async def test_the_window_is_bounded_and_begins_anew_with_an_attempt_and_by_hand(lane: EmailBench) -> None:
-    (id,) = await lane.insert(1, queue_count=40)
-    (claim,) = await lane.due.claim(1)
-    await lane.due.settle([(claim, Complete())])
-    row = await lane.row(id)
-    queued, looks = instant(row["last_queued_at"]), instant(row["next_attempt_at"])
-    assert queued is not None
-    assert looks is not None
-    assert row["queue_count"] == 41
-    assert round((looks - queued).total_seconds() / 60) == 64, "in memory the first window is a minute"
-    sender = await sending(lane, id)
-    assert (await lane.row(id))["queue_count"] == 0, "a message was there"
-    await lane.emails.settle([(sender, RetryIn(1.0, FAILURE))])
-    await lane.set(id, queue_count=5)
-    await lane.emails.requeue([id])
-    assert (await lane.row(id))["queue_count"] == 0
+@pytest.mark.clause("RTY-16", "RTY-22")
+async def test_a_queue_that_was_seen_missing_has_lost_what_was_in_it(away: EmailBench) -> None:
+    (earlier,) = await published(away)
+    await away.age(earlier, 60)
+    await seen(away, is_gone=True, since=30)
+    (later,) = await published(away)
+    assert await found_lost(away) == [earlier]
+    assert (await away.row(later))["last_queued_at"] is not None
+    (again,) = await away.due.claim(1)
+    await away.due.settle([(again, Complete())])
+    assert await found_lost(away) == [], "it was published since"
+
+
+@pytest.mark.clause("RTY-12", "RTY-22")
+async def test_a_queue_that_was_seen_empty_twice_one_lease_apart_has_lost_it(away: EmailBench) -> None:
+    (id,) = await published(away)
+    await away.age(id, 600)
+    for since in (590, 480, 475):
+        await seen(away, is_empty=True, since=since)
+    assert await found_lost(away) == [], "no two are a lease apart"
+    await seen(away, since=300)
+    assert await found_lost(away) == [], "a backlog is no sighting"
+    (held, busy) = await published(away, 2)
+    for one in (held, busy):
+        await away.age(one, 500)
+    await away.set(held, locked_until=(await away.row(held))["created_at"])
+    await away.shift(held, -600, "locked_until")
+    await seen(away, is_empty=True, since=460)
+    assert await found_lost(away) == [id], "of the others there was one sighting"
+    await seen(away, is_empty=True, since=200)
+    assert await found_lost(away) == [id, busy], "and one is in somebody's hands"
+
+
+@pytest.mark.clause("RTY-20")
+async def test_deaths_wait_for_a_process_whose_broker_is_away(away: EmailBench, database_url: str) -> None:
+    await away.due.sweep(10)
+    async with email_bench(database_url) as without:
+        (id,) = await without.insert(1, status="Dead")
+        await without.due.sweep(10)
+        assert (await without.row(id))["announced_at"] is None
+    await away.due.sweep(10)
+    assert (await away.row(id))["announced_at"] is None, "nor can it tell anybody now"
+
+
+@pytest.mark.clause("RTY-22")
+async def test_what_another_program_has_published_or_taken_is_never_lost(away: EmailBench) -> None:
+    retried, taken, waiting = await published(away, 3)
+    queued = await away.insert(1, status="RetryQueued") + await away.insert(1)
+    for id in (retried, taken, *queued):
+        await away.shift(id, 90_000, "last_queued_at")
+    await away.set(waiting, status="RetryQueued")
+    await seen(away, is_gone=True)
+    assert await found_lost(away) == []
+
+
+@pytest.mark.clause("RTY-22")
+async def test_new_rows_are_published_only_where_that_is_said(database_url: str) -> None:
+    async with email_bench(database_url, email_publish_new=False) as lane:
+        (theirs,) = await lane.insert()
+        ours = (await lane.order()).id
+        dead, retried = await failed(lane, 2)
+        await lane.set(dead, status="Dead")
+        await lane.emails.requeue([dead])
+        (handed_out,) = await lane.insert()
+        (given_back,) = await lane.insert()
+        await lane.emails.release([await sending(lane, given_back)])
+        await sending(lane, handed_out)
+        await lane.age(handed_out)
+        await lane.emails.rescue(10)
+        found = sorted(claim.id for claim in await lane.due.claim(100))
+        assert found == sorted([ours, dead, retried, given_back, handed_out])
+        assert (await lane.row(theirs))["status"] == "Pending"
+
+
+@pytest.mark.clause("RTY-20", "RTY-22")
+async def test_rows_without_a_next_attempt_can_be_written_and_a_new_one_is_published(
+    lane: EmailBench,
+) -> None:
+    new, other = await lane.insert(2, next_attempt_at=None)
+    others = [(await lane.insert(1, next_attempt_at=None, status=s))[0] for s in ("Failed", "Sent", "Dead")]
+    claims = await lane.due.claim(10)
+    assert sorted(claim.id for claim in claims) == [new, other]
+    for id in (new, other):
+        await lane.age(id)
+    again = await lane.due.claim(10)
+    assert len(again) == 2, "a scheduler that dies with them is followed by another"
+    assert await lane.due.settle([(claim, Complete()) for claim in again]) == {new, other}
+    assert isinstance(await claim_one(lane, new), Claim)
+    assert await lane.states(others) == ["Failed", "Sent", "Dead"]
+    assert await lane.emails.send_now(others[:1]) == others[:1]
+    assert [claim.id for claim in await lane.due.claim(10)] == others[:1]
 
 
 async def test_a_row_that_another_scheduler_queued_by_the_specified_sql_is_left_alone(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _QUERY = re.compile(r"[?#]")
@@ -22,6 +22,16 @@ def redacted(url: str) -> str:
     if query and "@" in query[0]:
         return f"{scheme}://"
     return f"{scheme}://{_place(address.rpartition('@')[2])}"
+
+
+def identity(url: str) -> str:
+    """As `redacted`, with the path: two virtual hosts of one RabbitMQ are two brokers."""
+    place = redacted(url)
+    address = _QUERY.split(url, maxsplit=1)[0].rpartition("@")[2]
+    # RabbitMQ's own is a slash, which may be written or not.
+    path = unquote(address.rpartition("://")[2].partition("/")[2]).strip("/")
+    # Without a host it could not be told what of the address is a password.
+    return place if place.endswith(("://", "URL")) or not path else f"{place}/{path}"
 
 
 def _place(address: str) -> str:

@@ -11,7 +11,7 @@ deleted is made again by whoever uses it next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -32,6 +32,8 @@ class Queue(Struct, frozen=True):
     #: A message that was handed out is hidden for so many seconds, where the broker hides by time.
     #: RabbitMQ does not: there it is hidden as long as the connection of whoever has it lives.
     visibility: float = 30.0
+    #: At RabbitMQ. A classic one is declared without any argument, as other programs declare it.
+    kind: Literal["quorum", "classic"] = "quorum"
 
 
 class Depth(Struct, frozen=True):
@@ -44,6 +46,8 @@ class Depth(Struct, frozen=True):
     #: To be handed out later.
     delayed: int | None = None
     consumers: int | None = None
+    #: False where there is no such queue.
+    exists: bool = True
 
 
 class Publication(Struct, frozen=True, gc=False):
@@ -73,6 +77,8 @@ class Message(Struct, frozen=True, gc=False):
     receipt: Any = None
     #: Where whoever sent it says that it came from.
     trace: Trace | None = None
+    #: What its sender says that the body is.
+    content_type: str | None = None
 
 
 class Consumer(Protocol):

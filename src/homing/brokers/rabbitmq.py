@@ -16,6 +16,8 @@ from homing.engine.model import Failure
 from homing.telemetry import Telemetry
 
 _RPC_SECONDS = 5.0
+#: What all lanes write into their messages.
+_JSON = "application/json"
 
 
 def from_url(url: str, telemetry: Telemetry) -> RabbitBroker:
@@ -56,7 +58,7 @@ class RabbitBroker:
             under = await raw(channel)
             declared = await under.queue_declare(queue.name, passive=True, timeout=_RPC_SECONDS)
         except ChannelNotFoundEntity:
-            return Depth(0, consumers=0)
+            return Depth(0, consumers=0, exists=False)
         except TROUBLE:
             return None
         finally:
@@ -80,4 +82,4 @@ class RabbitBroker:
 
 def _letter(publication: Publication) -> Letter:
     """With a name, by which it is known when the broker hands it out again."""
-    return Letter(publication.body, marks_of(publication.group, publication.trace), uuid4().hex)
+    return Letter(publication.body, marks_of(publication.group, publication.trace), uuid4().hex, _JSON)

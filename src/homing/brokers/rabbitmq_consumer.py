@@ -298,7 +298,9 @@ class RabbitConsumer:
             await self.acknowledge([message])
             return
         letter = _letter(message, {REASON: reason})
-        await self._move([message], [letter], declarations_of(Queue(self._queue.dead_letters)))
+        await self._move(
+            [message], [letter], declarations_of(Queue(self._queue.dead_letters, kind=self._queue.kind))
+        )
 
     async def rest(self) -> None:
         self._awake.clear()
@@ -358,6 +360,7 @@ def _message(session: _Session, delivered: DeliveredMessage) -> Message:
         reason=_text(headers.get(REASON)) or _death(headers.get("x-death")),
         receipt=(session, tag),
         trace=read_trace(_text(headers.get(TRACEPARENT)), _text(headers.get(TRACESTATE))),
+        content_type=properties.content_type,
     )
 
 
@@ -379,7 +382,8 @@ def _death(deaths: object) -> str | None:
 
 
 def _letter(message: Message, headers: dict[str, Any]) -> Letter:
-    return Letter(message.body, {**marks_of(message.group, message.trace), **headers}, message.id)
+    marks = {**marks_of(message.group, message.trace), **headers}
+    return Letter(message.body, marks, message.id, message.content_type)
 
 
 def marks_of(group: str | None, trace: Trace | None) -> dict[str, Any]:

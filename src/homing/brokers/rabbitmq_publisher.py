@@ -31,6 +31,7 @@ class Letter(Struct, frozen=True, gc=False):
     body: bytes
     headers: Mapping[str, Any] | None = None
     message_id: str | None = None
+    content_type: str | None = None
 
 
 class Publisher:
@@ -114,6 +115,7 @@ class Publisher:
 async def _publish(channel: RawChannel, queue: str, letter: Letter) -> None:
     properties = Basic.Properties(
         delivery_mode=_PERSISTENT,
+        content_type=letter.content_type,
         headers=dict(letter.headers) if letter.headers else None,
         message_id=letter.message_id,
     )

@@ -1,8 +1,8 @@
 """How queues are declared at RabbitMQ.
 
-They are quorum queues: only these count how often a message was handed out, end it at a limit, and keep
-it when a machine of a cluster is lost. On one node they are about as fast as classic ones; see
-docs/brokers.md.
+They are quorum queues, unless it is said otherwise: only these count how often a message was handed out, end
+it at a limit, and keep it when a machine of a cluster is lost. On one node they are about as fast as classic
+ones; see docs/brokers.md.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Declaration(Struct, frozen=True):
 
 def declarations_of(queue: Queue) -> list[Declaration]:
     """The dead letters first: what points to them must not exist before them."""
+    if queue.kind == "classic":
+        names = [name for name in (queue.dead_letters, queue.name) if name is not None]
+        return [Declaration(name, {}) for name in names]
     if queue.dead_letters is None:
         return [Declaration(queue.name, {"x-queue-type": "quorum"})]
     arguments = {

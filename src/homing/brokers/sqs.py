@@ -19,7 +19,6 @@ _LANES = 8
 #: All bodies of one batch together.
 _BATCH_BYTES = 256 * 1024
 
-#: In the order of `Depth`.
 _MEASURED = (
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesNotVisible",
@@ -105,7 +104,8 @@ class SqsBroker:
             if is_missing_queue(error):
                 self._queues.forget(queue)
             return None
-        return Depth(*(int(found["Attributes"].get(name, 0)) for name in _MEASURED))
+        waiting, held, delayed = (int(found["Attributes"].get(name, 0)) for name in _MEASURED)
+        return Depth(waiting, held, delayed)
 
     async def check(self) -> Failure | None:
         try:

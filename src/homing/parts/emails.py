@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from homing.brokers.address import identity
 from homing.brokers.open import open_broker
 from homing.engine.policy import Policy, read_schedule
 from homing.lanes.email_log.consuming import Consuming
@@ -15,6 +16,7 @@ from homing.lanes.email_log.orders import EmailOrders
 from homing.lanes.email_log.queues import queues_of
 from homing.lanes.email_log.schedule.due import DueEmails
 from homing.lanes.email_log.schedule.lane import Obituaries, ScheduleLane
+from homing.lanes.email_log.schedule.queue_watch import QueueWatch
 from homing.lines import Feed, Line
 from homing.parts.ground import Ground
 from homing.senders.mail import MailSender
@@ -23,7 +25,8 @@ from homing.settings import Settings
 
 #: Publishes are confirmed together, so as many wait for it as one statement can settle.
 _PUBLISHES_AT_ONCE = 500
-_SWEEP_OF_MEMORY = 60.0
+#: What waits in memory is gone with its process, and never waits for long.
+_LOST_IN_MEMORY = 60.0
 
 
 class Emails:
@@ -32,7 +35,13 @@ class Emails:
         self._ground = ground
         self.broker = open_broker(settings.email_broker_url or settings.broker_url, ground.telemetry)
         self._in_memory = self.broker.name == "memory"
-        self.queues = queues_of(settings.email_queue_prefix, dots=self.broker.name != "sqs")
+        self.queues = queues_of(
+            settings.email_queue_prefix,
+            dots=self.broker.name != "sqs",
+            kind=settings.email_queue_type,
+        )
+        #: By which processes, and sightings of the queue, know whether they mean the same one.
+        self.place = f"{identity(settings.email_broker_url or settings.broker_url)} {self.queues.send.name}"
         self._terms = self._terms_of(settings)
         self.schedule = self._schedule_line(settings)
         self.log = EmailLog(
@@ -47,26 +56,35 @@ class Emails:
         )
 
     def _terms_of(self, settings: Settings) -> Terms:
-        sweep = settings.email_sweep_seconds
+        lost_after = settings.email_lost_after_seconds
         return Terms(
             owner=self._ground.owner,
             lease_seconds=settings.email_lease_seconds,
-            # What waits in memory is gone with its process, and never waits for long.
-            sweep_seconds=min(sweep, _SWEEP_OF_MEMORY) if self._in_memory else sweep,
             max_attempts=settings.email_max_attempts,
+            publish_new=settings.email_publish_new,
+            lost_after_seconds=min(lost_after, _LOST_IN_MEMORY) if self._in_memory else lost_after,
+            queue=self.place,
         )
 
     def _schedule_line(self, settings: Settings) -> Line:
         ground, terms = self._ground, self._terms
-        tell = Obituaries(self.broker, self.queues)
-        due = DueEmails(ground.database, terms=terms, telemetry=ground.telemetry, tell=tell)
+        external = not self._in_memory
+        self.due = DueEmails(
+            ground.database,
+            terms=terms,
+            telemetry=ground.telemetry,
+            tell=Obituaries(self.broker, self.queues) if external else None,
+            watch=QueueWatch(self.broker, self.queues.send, lease_seconds=terms.lease_seconds)
+            if external
+            else None,
+        )
         lane = ScheduleLane(
-            due, self.broker, self.queues, ground.telemetry, lease_seconds=terms.lease_seconds
+            self.due, self.broker, self.queues, ground.telemetry, lease_seconds=terms.lease_seconds
         )
         interval = settings.email_retry_interval_seconds
         return ground.line(
             lane,
-            due,
+            self.due,
             CHANNEL,
             concurrency=_PUBLISHES_AT_ONCE,
             slots=_PUBLISHES_AT_ONCE,

@@ -88,12 +88,13 @@ class Operations:
             if name in worked or line.deliverer.claimed
         )
         router = self._jobs.router if routes else None
+        brokers = {"email_log": self._emails.place}
         if router is None:
-            return Report(lanes)
+            return Report(lanes, brokers=brokers)
         pools = (PoolReport(p.code, p.concurrency, p.running, p.buffered, p.peak) for p in router.status())
         latest = list(router.warnings)[-_MOST_WARNINGS:][::-1]
         warnings = (WarningReport(w.at, w.kind, w.queue, w.detail) for w in latest)
-        return Report(lanes, tuple(pools), tuple(warnings))
+        return Report(lanes, tuple(pools), tuple(warnings), brokers)
 
     def _stage(self, line: Line) -> str:
         """Its name as one of its lane: what sends messages of jobs to queues is a stage of theirs."""

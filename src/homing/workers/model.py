@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -53,6 +54,8 @@ class Report(Struct, frozen=True, rename="camel"):
     pools: tuple[PoolReport, ...] = ()
     #: The last things that the router wants a person to look at, newest first.
     warnings: tuple[WarningReport, ...] = ()
+    #: Which broker and queue its settings name, by lane; without a password.
+    brokers: Mapping[str, str] = {}
 
 
 class Identity(Struct, frozen=True):

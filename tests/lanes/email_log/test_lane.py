@@ -335,29 +335,98 @@ async def test_without_a_broker_orders_are_taken_and_sent_when_it_is_back(
         assert await back.states([ordered.id, tried]) == ["Sent", "Sent"]
 
 
-@pytest.mark.clause("RTY-16")
-async def test_a_message_that_got_lost_is_published_again_by_the_sweep(rabbit: EmailBench) -> None:
+@pytest.mark.clause("RTY-16", "RTY-22")
+async def test_what_was_in_a_queue_that_was_deleted_is_published_again(
+    rabbit: EmailBench, rabbitmq_url: str, prefix: str
+) -> None:
     ordered = await rabbit.order()
-    assert len(await rabbit.messages()) == 1, "the broker is wiped"
-    await rabbit.schedule()
-    assert await rabbit.messages() == [], "not before its time"
-    await rabbit.age(ordered.id, 1000)
-    for _ in range(3):
-        await rabbit.schedule()
-    assert await rabbit.consume() == 1, "once in its window"
+    async with await aio_pika.connect(rabbitmq_url) as connection:
+        await (await connection.channel()).queue_delete(f"{prefix}.send")
+    await rabbit.homing.email_schedule.maintenance.once()
+    assert list(await rabbit.schedule()) == [ordered.id]
+    assert await rabbit.consume() == 1
     assert (await rabbit.row(ordered.id))["status"] == "Sent"
 
 
-@pytest.mark.clause("RTY-12", "RTY-16")
-async def test_a_queue_that_nobody_reads_gets_ever_fewer_repeats(rabbit: EmailBench) -> None:
-    """A day and a half in which no sender comes: eight messages, and not a hundred and forty."""
-    ordered = await rabbit.order()
-    for _ in range(140):
-        await rabbit.age(ordered.id, 900)
-        await rabbit.schedule()
-    assert await rabbit.homing.email_broker.depth(rabbit.queues.send) == 8
-    assert await rabbit.consume() == 8
-    assert len(rabbit.sender.messages) == 1
+@pytest.mark.clause("RTY-16", "RTY-22")
+async def test_a_message_that_vanished_is_published_again_when_its_queue_stays_empty(
+    database_url: str, rabbitmq_url: str, prefix: str
+) -> None:
+    settings = {"email_broker_url": rabbitmq_url, "email_queue_prefix": prefix, "email_lease_seconds": 1}
+    async with email_bench(database_url, **settings) as rabbit:
+        ordered = await rabbit.order()
+        assert len(await rabbit.messages()) == 1, "somebody took it and did nothing"
+        await rabbit.homing.email_schedule.maintenance.once()
+        assert await rabbit.schedule() == {}, "one sighting says nothing"
+
+        async def is_queued() -> bool:
+            await rabbit.homing.email_schedule.maintenance.once()
+            return list(await rabbit.schedule()) == [ordered.id]
+
+        await until(is_queued)
+        assert await rabbit.consume() == 1
+        assert (await rabbit.row(ordered.id))["status"] == "Sent"
+
+
+@pytest.mark.clause("RTY-12", "RTY-16", "RTY-22")
+async def test_a_message_that_waits_in_its_queue_is_published_again_after_hours_only(
+    database_url: str, rabbitmq_url: str, prefix: str
+) -> None:
+    """No sender comes for most of a day."""
+    settings = {"email_broker_url": rabbitmq_url, "email_queue_prefix": prefix, "email_lease_seconds": 1}
+    async with email_bench(database_url, **settings) as rabbit:
+        ordered = await rabbit.order()
+        for _ in range(70):
+            await rabbit.age(ordered.id, 900)
+            await rabbit.homing.email_schedule.maintenance.once()
+            await rabbit.schedule()
+        assert await rabbit.homing.email_broker.depth(rabbit.queues.send) == 3, "in 17.5 hours, 6 apart"
+        assert await rabbit.consume() == 3
+        assert len(rabbit.sender.messages) == 1
+
+
+@pytest.mark.clause("RTY-16")
+async def test_what_was_in_memory_is_published_again_after_a_minute(lane: EmailBench) -> None:
+    ordered = await lane.order()
+    await lane.schedule()
+    assert len(await lane.messages(wait=0.05)) == 1, "as if its process had ended"
+    await lane.age(ordered.id, 55)
+    await lane.homing.email_schedule.maintenance.once()
+    assert await lane.schedule() == {}
+    await lane.age(ordered.id, 10)
+    await lane.homing.email_schedule.maintenance.once()
+    assert list(await lane.schedule()) == [ordered.id]
+
+
+@pytest.mark.clause("RTY-20", "RTY-14")
+async def test_a_process_without_the_broker_leaves_deaths_to_one_that_has_it(
+    database_url: str, rabbitmq_url: str, prefix: str
+) -> None:
+    settings = {"email_broker_url": rabbitmq_url, "email_queue_prefix": prefix}
+    async with email_bench(database_url, **settings) as worker, email_bench(database_url) as server:
+        await worker.homing.email_schedule.maintenance.once()
+        (id,) = await worker.insert(1, status="Dead", dead_reason="Bounced")
+        for _ in range(2):
+            await server.homing.email_schedule.maintenance.once()
+        assert (await worker.row(id))["announced_at"] is None
+        await worker.homing.email_schedule.maintenance.once()
+        assert [json.loads(m.body)["EmailId"] for m in await worker.messages(dead=True)] == [id]
+        assert (await worker.row(id))["announced_at"] is not None
+
+
+@pytest.mark.clause("RTY-20")
+async def test_where_no_process_has_a_broker_the_dead_are_counted_and_nobody_is_told_later(
+    database_url: str, rabbitmq_url: str, prefix: str
+) -> None:
+    settings = {"email_broker_url": rabbitmq_url, "email_queue_prefix": prefix}
+    async with email_bench(database_url) as lane:
+        await lane.insert(2, status="Dead", dead_reason="Bounced")
+        await lane.homing.email_schedule.maintenance.once()
+        value = lane.homing.telemetry.registry.get_sample_value
+        assert value("homing_emails_dead_total", {"reason": "Bounced"}) == 2
+    async with email_bench(database_url, **settings) as later:
+        await later.homing.email_schedule.maintenance.once()
+        assert await later.messages(dead=True) == []
 
 
 @pytest.mark.clause("RTY-17")
@@ -471,8 +540,10 @@ async def test_a_message_of_an_older_window_sends_nothing_twice(lane: EmailBench
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"nonsense", b"[]", b"{}", b'{"EmailId": 1}', b'{"EmailId": "1", "MessageKey": "k"}', b"\xff\xfe",
-     b'{"EmailId": 1, "MessageKey": "k", "More": 1}', b'{"EmailId": 0, "MessageKey": "k"}', b"[" * 100_000,
+    [b"", b"nonsense", b"[]", b"{}", b'{"EmailId": 1}', b'{"EmailId": "1 ", "MessageKey": "k"}', b"\xff\xfe",
+     b'{"EmailId": "", "MessageKey": "k"}', b'{"EmailId": "0", "MessageKey": "k"}',
+     b'{"EmailId": "-1", "MessageKey": "k"}', b'{"EmailId": "9999999999999999999", "MessageKey": "k"}',
+     b'{"EmailId": "1\\n", "MessageKey": "k"}', b'{"EmailId": 0, "MessageKey": "k"}', b"[" * 100_000,
      b'{"EmailId": true, "MessageKey": "k"}', b'{"EmailId": 1e400, "MessageKey": "k"}',
      b'{"EmailId": 99999999999999999999, "MessageKey": "k"}', b'{"EmailId": 1, "MessageKey": ""}',
      b'{"EmailId": 1, "MessageKey": "a\\u0000b"}', b'{"EmailId": 1, "MessageKey": "a\\n"}',

@@ -11,7 +11,7 @@ from homing.engine.coalesce import Batched
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Monotonic
 from homing.errors import DatabaseError, Refused
-from homing.lanes.email_log.email import Dropped, Email
+from homing.lanes.email_log.email import Dropped, Email, Held
 from homing.lanes.email_log.lane import SendLane
 from homing.lanes.email_log.queues import Hint, Unreadable, read_hint
 from homing.telemetry import Telemetry
@@ -40,7 +40,7 @@ class Consuming:
         self._deliverer = deliverer
         self._telemetry = telemetry
         self._monotonic = monotonic
-        self._claim: Batched[Hint, Claim[Email] | Dropped] = Batched(lane.store.claim_these)
+        self._claim: Batched[Hint, Claim[Email] | Dropped | Held] = Batched(lane.store.claim_these)
         self._asking = asyncio.Lock()
         self._in_hand = 0
         self._gathering: asyncio.Future[None] | None = None
@@ -57,24 +57,26 @@ class Consuming:
         return self._deliverer.closing or self._deliverer.paused
 
     async def _handle(self, message: Message) -> Verdict:
-        hint = read_hint(message.body)
+        hint = read_hint(message.body, redelivered=message.deliveries > 1)
         if isinstance(hint, Unreadable):
             return self._bury(message, hint.reason)
         await self._way_out()
-        if self._deliverer.paused:
-            return GiveBack()
         await self._company()
         asked = self._monotonic()
         try:
             claim = await self._claim_patiently(hint)
         except Refused as error:
             return self._bury(message, f"the database does not take it: {error}")
-        if claim is None:
-            return GiveBack()
-        if isinstance(claim, Dropped):
-            self._telemetry.log.info("email.dropped", EmailId=hint.EmailId, Reason=claim.reason)
-            return Done()
-        return await self._deliver(claim, asked + self._lane.lease_seconds)
+        match claim:
+            case None:
+                return GiveBack()
+            case Held(seconds=seconds):
+                return GiveBack(seconds)
+            case Dropped(reason=reason):
+                self._telemetry.log.info("email.dropped", EmailId=hint.EmailId, Reason=reason)
+                return Done()
+            case Claim():
+                return await self._deliver(claim, asked + self._lane.lease_seconds)
 
     def _bury(self, message: Message, reason: str) -> Verdict:
         self._telemetry.log.warning("email.unreadable", message=message.id, reason=reason)
@@ -115,7 +117,7 @@ class Consuming:
         self._gathering = None
         gathering.set_result(None)
 
-    async def _claim_patiently(self, hint: Hint) -> Claim[Email] | Dropped | None:
+    async def _claim_patiently(self, hint: Hint) -> Claim[Email] | Dropped | Held | None:
         """None when a stop or a pause came first. What the database refuses for ever is raised."""
         pause = _PAUSE
         while not self._holds_off:

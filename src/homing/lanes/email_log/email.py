@@ -24,9 +24,13 @@ class Terms(Struct, frozen=True):
     #: Whose name is on a lock.
     owner: str
     lease_seconds: float
-    #: After this long the message of a queued email is taken for lost.
-    sweep_seconds: float
     max_attempts: int
+    #: Whether new rows of other programs are ours to publish.
+    publish_new: bool
+    #: After this long a message of ours that no sender has answered is taken for lost.
+    lost_after_seconds: float
+    #: The queue that messages go to, and its broker, as sightings of it are kept.
+    queue: str
 
 
 class Email(Struct, frozen=True, gc=False):
@@ -59,7 +63,7 @@ class Email(Struct, frozen=True, gc=False):
 class Due(Struct, frozen=True, gc=False):
     """What a scheduler needs of a row."""
 
-    due_at: datetime | str
+    due_at: datetime | str | None
     message_key: str
 
 
@@ -118,3 +122,9 @@ class Dropped(Struct, frozen=True, gc=False):
     """A message that names nothing to send, and why."""
 
     reason: str
+
+
+class Held(Struct, frozen=True, gc=False):
+    """A message that was handed out before, while another worker may be sending its row: for how long."""
+
+    seconds: float

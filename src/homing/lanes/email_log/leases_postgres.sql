@@ -19,7 +19,7 @@ WITH held AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE email_log AS e
-SET locked_until = now() - interval '1 second'
+SET locked_until = now() - interval '1 second', leased_until = now() - interval '1 second'
 FROM held
 WHERE e.id = held.id
 RETURNING e.id

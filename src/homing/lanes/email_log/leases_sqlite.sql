@@ -10,7 +10,8 @@ GROUP BY locked_by
 
 -- name: end_leases
 UPDATE email_log
-SET locked_until = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 seconds')
+SET locked_until = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 seconds'),
+    leased_until = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 seconds')
 WHERE id IN (SELECT id
              FROM email_log INDEXED BY email_log_locked
              WHERE locked_by IS NOT NULL AND locked_by = :owner AND locked_until >= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')

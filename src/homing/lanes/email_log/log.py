@@ -15,12 +15,26 @@ from homing.db.store import SqlStore
 from homing.db.tally import by_state
 from homing.engine.model import Bury, Claim, Discard, Settlement
 from homing.errors import Refused
-from homing.lanes.email_log.email import STATES, Dropped, Due, Email, NewEmail, Ordered, Terms, email_of
+from homing.lanes.email_log.email import (
+    STATES,
+    Dropped,
+    Due,
+    Email,
+    Held,
+    NewEmail,
+    Ordered,
+    Terms,
+    email_of,
+)
 from homing.lanes.email_log.queues import Hint
 from homing.telemetry import Telemetry
 
 #: Announced when a scheduler may find something due.
 CHANNEL = "homing_email_log"
+
+_DONE = frozenset({"Sent", "Dead"})
+#: A lock that is over is looked after by a rescue, which comes within seconds.
+_SHORTEST_HOLD = 2.0
 
 #: States that a small index serves; all others are read from the newest row backwards.
 _OPEN = ("Failed", "Dead", "RetryQueued")
@@ -63,16 +77,16 @@ class EmailLog(SqlStore[Email]):
         """Nothing: what is to be sent is named by a message, and nobody looks for it."""
         return []
 
-    async def claim_these(self, hints: Sequence[Hint]) -> list[Claim[Email] | Dropped]:
-        """The rows that messages name, for one lease; or why one of them names nothing to send."""
-        wanted = [{"id": hint.EmailId, "key": hint.MessageKey} for hint in hints]
+    async def claim_these(self, hints: Sequence[Hint]) -> list[Claim[Email] | Dropped | Held]:
+        """The rows that messages name, for one lease; or why one of them names nothing to send now."""
+        wanted = [{"id": hint.EmailId, "key": hint.MessageKey, "again": hint.redelivered} for hint in hints]
         rows = await self.run("claim_these", batch=_encode(wanted).decode())
         claims = {claim.id: claim for claim in self._claims(rows)}
         found = [_taken(claims, hint) for hint in hints]
         missed = [hint.EmailId for hint, claim in zip(hints, found, strict=True) if claim is None]
         states = await self._states(missed)
         return [
-            claim or Dropped(_why_not(hint, states.get(hint.EmailId)))
+            claim or _why_not(hint, states.get(hint.EmailId))
             for hint, claim in zip(hints, found, strict=True)
         ]
 
@@ -94,7 +108,7 @@ class EmailLog(SqlStore[Email]):
         return released
 
     async def rescue(self, limit: int) -> int:
-        rescued = await super().rescue(limit)
+        rescued = len((await self.run_together(["rescue", "disown"], limit=limit))["rescue"])
         if rescued:
             self.database.announce(CHANNEL)
         return rescued
@@ -212,14 +226,17 @@ def _taken(claims: dict[int, Claim[Email]], hint: Hint) -> Claim[Email] | None:
     )
 
 
-def _why_not(hint: Hint, row: Row | None) -> str:
+def _why_not(hint: Hint, row: Row | None) -> Dropped | Held:
     if row is None:
-        return "there is no such email"
+        return Dropped("there is no such email")
     if row["message_key"] != hint.MessageKey:
-        return "the message key is another one"
-    if row["status"] in {"Pending", "RetryQueued"}:
-        return "another worker has it, or it is beyond the limit"
-    return f"it is {row['status']}"
+        return Dropped("the message key is another one")
+    if row["status"] in _DONE or (row["status"] == "Failed" and row["held_for"] is None):
+        return Dropped(f"it is {row['status']}")
+    if hint.redelivered and row["held_for"] is not None:
+        # Whoever had the message before may be sending, or dead; then it is the only message that there is.
+        return Held(max(_SHORTEST_HOLD, row["held_for"]))
+    return Dropped("another worker has it, or it is beyond the limit")
 
 
 def _created(row: Row, *, claimed: bool) -> Ordered:

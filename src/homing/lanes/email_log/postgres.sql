@@ -7,8 +7,8 @@
 
 -- fragment: claimed
 e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferrals,
-    date_part('epoch', now()) - date_part('epoch', e.created_at) AS age, e.traceparent, e.next_attempt_at AS due_at, e.message_key,
-    e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
+    date_part('epoch', now()) - date_part('epoch', e.created_at) AS age, e.traceparent, coalesce(e.next_attempt_at, e.created_at) AS due_at,
+    e.message_key, e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
     e.body AS text_body, e.html_body, e.template, e.variables, e.locale, e.headers,
     e.attachments IS NOT NULL AS has_attachments, e.unsubscribe_url, e.token, e.recipients
 
@@ -16,43 +16,70 @@ e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferr
 id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
     to_address, subject, template, provider, created_at, sent_at
 
+-- fragment: ours
+-- Another program knows nothing of us. But it writes locked_until when it takes a row, or lets go of it.
+(locked_by IS NOT NULL AND locked_until = coalesce(leased_until, locked_until))
+
+-- fragment: put_back
+-- It had ended, and a person wants it sent again, by whichever SQL.
+(e.ended_claim IS NOT NULL OR e.sent_at IS NOT NULL)
+
+-- fragment: keep_accepted
+(SELECT jsonb_object_agg(key, value)
+ FROM jsonb_each(CASE jsonb_typeof(e.recipients) WHEN 'object' THEN e.recipients END)
+ WHERE value ->> 'status' = 'accepted')
+
 -- name: claim_these
--- The rows that messages name, if they are still to be sent and nobody sends them. A scheduler that has not yet
--- written down that it published is overtaken: its settle finds another fence. A lock that is over belongs to the
--- rescue, which counts it, unless nobody's name is on it.
+-- The rows that messages name, if they are still to be sent and nobody sends them: in every state in which a scheduler
+-- may leave them. One of ours that has not yet written down that it published is overtaken: its settle finds another
+-- fence. A lock of another program is its scheduler's, which may keep it until the row is sent; only where the message
+-- was handed out before it may be a sender's. A lock of ours that is over belongs to the rescue, which counts it.
+--
+-- What was put back goes to those who have not accepted it; if it was sent, to all of them again, under a Message-ID
+-- that their servers have not seen.
 WITH wanted AS MATERIALIZED (
-    SELECT DISTINCT b.id, b.key FROM json_to_recordset(:batch::json) AS b(id bigint, key text)
+    SELECT b.id, b.key, bool_and(b.again) AS again
+    FROM json_to_recordset(:batch::json) AS b(id bigint, key text, again boolean)
+    GROUP BY b.id, b.key
 ), free AS MATERIALIZED (
-    SELECT e.id
-    FROM email_log AS e
-    WHERE e.id = ANY (ARRAY(SELECT id FROM wanted))
-      AND e.message_key = ANY (ARRAY(SELECT key FROM wanted))
-      AND e.attempt_count < :max_attempts
-      AND (e.status = 'RetryQueued'
-           OR e.status = 'Pending' AND (e.locked_until IS NULL OR e.last_queued_at IS NULL
-                                        OR e.locked_by IS NULL AND e.locked_until < now()))
-    ORDER BY e.id
+    SELECT id, message_key,
+        locked_until IS NOT NULL AND NOT {ours} AS to_the_first,
+        CASE WHEN locked_until IS NULL THEN status <> 'Failed'
+             WHEN {ours} THEN status = 'RetryQueued' OR last_queued_at IS NULL
+             ELSE locked_until < now() END AS to_all
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT id FROM wanted))
+      AND message_key = ANY (ARRAY(SELECT key FROM wanted))
+      AND attempt_count < :max_attempts
+      AND (status IN ('Pending', 'RetryQueued') OR status = 'Failed' AND locked_until IS NOT NULL)
+    ORDER BY id
     FOR UPDATE
 ), mine AS (
-    SELECT free.id FROM free JOIN email_log AS e ON e.id = free.id JOIN wanted ON wanted.id = e.id AND wanted.key = e.message_key
+    SELECT free.id FROM free JOIN wanted ON wanted.id = free.id AND wanted.key = free.message_key
+    WHERE free.to_all OR free.to_the_first AND NOT wanted.again
 )
 UPDATE email_log AS e
 SET status = 'Pending',
     last_attempt_at = now(),
-    next_attempt_at = CASE WHEN e.status = 'RetryQueued' OR e.last_queued_at IS NULL
-                           THEN now() + make_interval(secs => :sweep_seconds) ELSE e.next_attempt_at END,
-    queue_count = 0,
-    last_queued_at = CASE WHEN e.status = 'RetryQueued' THEN now() ELSE coalesce(e.last_queued_at, now()) END,
+    last_queued_at = CASE WHEN e.status = 'Pending' THEN coalesce(e.last_queued_at, now()) ELSE now() END,
+    published_at = NULL,
+    recipients = CASE WHEN NOT {put_back} THEN e.recipients WHEN e.sent_at IS NULL THEN {keep_accepted} END,
+    token = CASE WHEN e.sent_at IS NULL THEN e.token ELSE replace(gen_random_uuid()::text, '-', '') END,
+    sent_at = NULL,
+    ended_claim = NULL,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
-    locked_until = now() + make_interval(secs => :lease_seconds)
+    locked_until = now() + make_interval(secs => :lease_seconds),
+    leased_until = now() + make_interval(secs => :lease_seconds)
 FROM mine
 WHERE e.id = mine.id
 RETURNING {claimed}
 
 -- name: states
 -- Why a message found nothing to send.
-SELECT id, status, message_key, attempt_count FROM email_log
+SELECT id, status, message_key, attempt_count,
+    extract(epoch FROM locked_until - now())::double precision AS held_for
+FROM email_log
 WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 
 -- name: claim_lost
@@ -60,7 +87,7 @@ WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log
-    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+    WHERE {ours} AND status = 'Pending' AND last_queued_at IS NOT NULL
       AND locked_until < now() AND rescue_count >= 3
     ORDER BY id
     LIMIT :limit
@@ -70,10 +97,23 @@ UPDATE email_log AS e
 SET claim_seq = e.claim_seq + 1,
     rescue_count = e.rescue_count + 1,
     locked_by = :owner,
-    locked_until = now() + make_interval(secs => :lease_seconds)
+    locked_until = now() + make_interval(secs => :lease_seconds),
+    leased_until = now() + make_interval(secs => :lease_seconds)
 FROM lost
 WHERE e.id = lost.id
 RETURNING {claimed}
+
+-- fragment: held
+-- Still being sent, by us: no other program has written how it ended, or taken the lock or cleared it.
+held AS MATERIALIZED (
+    SELECT id, claim_seq, {ours} AND status = 'Pending' AND last_queued_at IS NOT NULL AS is_ours
+    FROM email_log
+    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
+    ORDER BY id
+    FOR UPDATE
+), mine AS (
+    SELECT batch.* FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence AND held.is_ours
+)
 
 -- name: settle
 -- By an array of ids, not by a join: the planner may think that nothing is Pending when its statistics were made
@@ -83,15 +123,7 @@ WITH batch AS MATERIALIZED (
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, charged integer, delay double precision, error text,
         dead_reason text, recipients jsonb, provider text, provider_message_id text, millis integer)
-), held AS MATERIALIZED (
-    SELECT id, claim_seq
-    FROM email_log
-    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
-    ORDER BY id
-    FOR UPDATE
-), mine AS (
-    SELECT batch.* FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
-), done AS (
+), {held}, done AS (
     UPDATE email_log AS e
     SET status = mine.status,
         attempt_count = e.attempt_count + mine.charged,
@@ -101,13 +133,16 @@ WITH batch AS MATERIALIZED (
         last_error = mine.error,
         dead_reason = mine.dead_reason,
         recipients = coalesce(mine.recipients, e.recipients),
+        ended_claim = CASE WHEN mine.status <> 'Failed' THEN e.claim_seq END,
+        announced_at = NULL,
         provider = coalesce(mine.provider, e.provider),
         provider_message_id = coalesce(mine.provider_message_id, e.provider_message_id),
         sent_at = CASE WHEN mine.status = 'Sent' THEN now() ELSE e.sent_at END,
         delivered_by = CASE WHEN mine.status = 'Sent' THEN :owner ELSE e.delivered_by END,
         delivered_millis = coalesce(mine.millis, e.delivered_millis),
         locked_by = NULL,
-        locked_until = NULL
+        locked_until = NULL,
+        leased_until = NULL
     FROM mine
     WHERE e.id = mine.id
     RETURNING e.id, e.message_key, e.status
@@ -128,17 +163,10 @@ WHERE e.claim_seq = b.fence AND e.locked_by IS NULL
 -- name: renew
 WITH batch AS MATERIALIZED (
     SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
-), held AS MATERIALIZED (
-    SELECT id, claim_seq
-    FROM email_log
-    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
-    ORDER BY id
-    FOR UPDATE
-), mine AS (
-    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
-)
+), {held}
 UPDATE email_log AS e
-SET locked_until = now() + make_interval(secs => :lease_seconds)
+SET locked_until = now() + make_interval(secs => :lease_seconds),
+    leased_until = now() + make_interval(secs => :lease_seconds)
 FROM mine
 WHERE e.id = mine.id
 RETURNING e.id
@@ -148,17 +176,9 @@ RETURNING e.id
 -- was still locked. So another one is published soon, and of two the second finds nothing to do.
 WITH batch AS MATERIALIZED (
     SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
-), held AS MATERIALIZED (
-    SELECT id, claim_seq
-    FROM email_log
-    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
-    ORDER BY id
-    FOR UPDATE
-), mine AS (
-    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
-)
+), {held}
 UPDATE email_log AS e
-SET next_attempt_at = now(), last_queued_at = NULL, locked_by = NULL, locked_until = NULL
+SET next_attempt_at = now(), last_queued_at = NULL, locked_by = NULL, locked_until = NULL, leased_until = NULL
 FROM mine
 WHERE e.id = mine.id
 RETURNING e.id
@@ -170,7 +190,7 @@ RETURNING e.id
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log
-    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+    WHERE {ours} AND status = 'Pending' AND last_queued_at IS NOT NULL
       AND locked_until < now() AND rescue_count < 3
     ORDER BY id
     LIMIT :limit
@@ -182,9 +202,26 @@ SET claim_seq = e.claim_seq + 1,
     next_attempt_at = now(),
     last_queued_at = NULL,
     locked_by = NULL,
-    locked_until = NULL
+    locked_until = NULL,
+    leased_until = NULL
 FROM lost
 WHERE e.id = lost.id
+RETURNING e.id
+
+-- name: disown
+-- Rows that another program has taken over from us, or ended: our name goes, and nothing else. The fence rises, as above.
+WITH taken AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE locked_by IS NOT NULL AND (status NOT IN ('Pending', 'RetryQueued') OR {ours} IS NOT TRUE)
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE email_log AS e
+SET claim_seq = e.claim_seq + 1, locked_by = NULL, leased_until = NULL
+FROM taken
+WHERE e.id = taken.id
 RETURNING e.id
 
 -- name: attachments
@@ -192,7 +229,8 @@ SELECT attachments FROM email_log WHERE id = :id
 
 -- name: enqueue
 -- Keys first: whoever gets one may write the row. Sorted: two batches with the same keys in opposite orders would
--- deadlock. With an owner the row is claimed for publishing in the same breath, and nobody else publishes it.
+-- deadlock. With an owner the row is claimed for publishing in the same breath, and nobody else publishes it. The first
+-- claim is counted in any case, by which a scheduler knows it for one of ours.
 WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
@@ -212,12 +250,13 @@ WITH batch AS MATERIALIZED (
 INSERT INTO email_log (
     id, message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
     template, variables, locale, headers, attachments, unsubscribe_url, traceparent, claim_seq, locked_by,
-    locked_until)
+    locked_until, leased_until)
 SELECT
     k.email_id, b.message_key, b.token, b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to,
     b.subject, b.body, b.html_body, b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url,
     b.traceparent,
-    CASE WHEN :publisher::text IS NULL THEN 0 ELSE 1 END, :publisher::text,
+    1, :publisher::text,
+    CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END,
     CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END
 FROM batch AS b JOIN keys AS k ON k.message_key = b.message_key
 RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at, traceparent
@@ -266,21 +305,19 @@ ORDER BY id
 LIMIT :limit
 
 -- name: requeue
--- Whoever has the mail keeps that verdict: only the others get it. All attempts are there again.
+-- Whoever has the mail keeps it: only the others get it. All attempts are there again.
 WITH chosen AS MATERIALIZED (
     SELECT id
     FROM email_log
     WHERE id IN (SELECT json_array_elements_text(:ids::json)::bigint) AND status IN ('Dead', 'Failed')
-      AND locked_by IS NULL
     ORDER BY id
     FOR UPDATE
 )
 UPDATE email_log AS e
 SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
-    queue_count = 0, claim_seq = e.claim_seq + 1,
-    next_attempt_at = now(), last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_until = NULL,
-    recipients = (SELECT jsonb_object_agg(key, value)
-                  FROM jsonb_each(e.recipients) WHERE value ->> 'status' = 'accepted')
+    claim_seq = e.claim_seq + 1, ended_claim = e.claim_seq + 1,
+    next_attempt_at = now(), last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_by = NULL,
+    locked_until = NULL, leased_until = NULL
 FROM chosen
 WHERE e.id = chosen.id
 RETURNING e.id
@@ -297,7 +334,8 @@ WITH chosen AS MATERIALIZED (
     FOR UPDATE
 )
 UPDATE email_log AS e
-SET status = 'Dead', dead_reason = 'Cancelled', claim_seq = e.claim_seq + 1, announced_at = now(), locked_until = NULL
+SET status = 'Dead', dead_reason = 'Cancelled', claim_seq = e.claim_seq + 1, ended_claim = e.claim_seq + 1,
+    announced_at = now(), locked_until = NULL
 FROM chosen
 WHERE e.id = chosen.id
 RETURNING e.id
@@ -337,24 +375,34 @@ SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = '
 SELECT count(*) AS count FROM email_log WHERE status = 'Dead' AND dead_reason = 'Cancelled'
 
 -- name: oldest_due
--- The first of each state that something is still to happen to and that nobody holds. A message that waits in the queue
--- is in the broker's hands until it must be taken for lost: that is when its row is due again.
-SELECT extract(epoch FROM now() - min(next_attempt_at))::double precision AS age
-FROM unnest(ARRAY['Failed', 'RetryQueued', 'Pending']) AS open (state), LATERAL (
-    SELECT next_attempt_at
-    FROM email_log
-    WHERE status = open.state AND next_attempt_at <= now() AND (locked_until IS NULL OR locked_until < now())
-    ORDER BY next_attempt_at
-    LIMIT 1) AS first
+-- The first of each state that something is still to happen to and that nobody holds, also where its message waits in
+-- the queue. Who put a new one in may have left the time empty.
+SELECT extract(epoch FROM now() - min(due_at))::double precision AS age
+FROM (
+    SELECT first.next_attempt_at AS due_at
+    FROM unnest(ARRAY['Failed', 'RetryQueued', 'Pending']) AS open (state), LATERAL (
+        SELECT next_attempt_at
+        FROM email_log
+        WHERE status = open.state AND next_attempt_at <= now() AND (locked_until IS NULL OR locked_until < now())
+        ORDER BY next_attempt_at
+        LIMIT 1) AS first
+    UNION ALL
+    (SELECT coalesce(next_attempt_at, created_at)
+     FROM email_log
+     WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+       AND coalesce(next_attempt_at, created_at) <= now() AND (locked_until IS NULL OR locked_until < now())
+     ORDER BY coalesce(next_attempt_at, created_at)
+     LIMIT 1)
+) AS due
 
 -- fragment: ended
 greatest(e.created_at, e.sent_at, e.last_attempt_at, e.last_queued_at, e.announced_at)
 
 -- fragment: prunable
--- Not before the dead letter queue was told, and nothing that somebody holds.
+-- Nothing that somebody holds.
 email_log AS e
 JOIN json_to_recordset(:ages::json) AS a(state text, seconds double precision) ON a.state = e.status
-WHERE (e.status = 'Sent' OR e.status = 'Dead' AND e.announced_at IS NOT NULL)
+WHERE e.status IN ('Sent', 'Dead')
   AND e.locked_by IS NULL AND (e.locked_until IS NULL OR e.locked_until < now())
   AND {ended} < now() - make_interval(secs => a.seconds)
 

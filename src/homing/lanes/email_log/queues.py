@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,16 +23,27 @@ class Queues(Struct, frozen=True):
     dead_letters: Queue
 
 
-def queues_of(prefix: str = "email.dispatcher", *, dots: bool = True) -> Queues:
+def queues_of(
+    prefix: str = "email.dispatcher", *, dots: bool = True, kind: Literal["quorum", "classic"] = "quorum"
+) -> Queues:
     """Named as specified; where a broker takes no dots (SQS), with hyphens in their place."""
     send, dead = (name if dots else name.replace(".", "-") for name in (f"{prefix}.send", f"{prefix}.dlq"))
-    return Queues(Queue(send, dead_letters=dead), Queue(dead))
+    return Queues(Queue(send, dead_letters=dead, kind=kind), Queue(dead, kind=kind))
 
 
-class Hint(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class Hint(Struct, frozen=True, omit_defaults=True, gc=False):
     """Which row may be due; what is to be done is in the row."""
 
-    EmailId: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    EmailId: int
+    MessageKey: str
+    #: It was handed out before, perhaps to somebody who is still sending. No part of the message.
+    redelivered: bool = False
+
+
+class _Received(Struct, frozen=True, gc=False):
+    """A message as other programs may write it, with more fields than these."""
+
+    EmailId: Annotated[int, Meta(ge=1, le=2**63 - 1)] | Annotated[str, Meta(pattern=r"^[0-9]{1,19}\Z")]
     MessageKey: Annotated[str, Meta(min_length=1, max_length=LONGEST_KEY)]
 
 
@@ -52,17 +63,19 @@ class Unreadable(Struct, frozen=True, gc=False):
 
 
 encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Hint, strict=True).decode
+_decode = msgspec.json.Decoder(_Received, strict=True).decode
+_LARGEST_ID = 2**63 - 1
 
 
-def read_hint(body: bytes) -> Hint | Unreadable:
+def read_hint(body: bytes, *, redelivered: bool = False) -> Hint | Unreadable:
     try:
-        hint = _decode(body)
+        received = _decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         kind = "no such message" if isinstance(error, msgspec.ValidationError) else "no valid JSON"
-        # A field that is too many is named in the error, and may be anything.
-        words = str(error) if "unknown field" not in str(error) else "Object contains an unknown field"
-        return Unreadable(f"{kind}: {words}"[:_LONGEST_REASON])
-    if CONTROL.search(hint.MessageKey):
+        return Unreadable(f"{kind}: {error}"[:_LONGEST_REASON])
+    if CONTROL.search(received.MessageKey):
         return Unreadable("no such message: MessageKey has control characters")
-    return hint
+    number = int(received.EmailId)
+    if not 1 <= number <= _LARGEST_ID:
+        return Unreadable("no such message: EmailId is out of range")
+    return Hint(number, received.MessageKey, redelivered)

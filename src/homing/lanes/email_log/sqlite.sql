@@ -9,8 +9,8 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count AS attempts, defer_count AS deferrals,
-    (julianday('now') - julianday(created_at)) * 86400.0 AS age, traceparent, next_attempt_at AS due_at,
-    message_key, last_attempt_at, from_address, to_address, cc_address, bcc_address, reply_to, subject,
+    (julianday('now') - julianday(created_at)) * 86400.0 AS age, traceparent,
+    coalesce(next_attempt_at, created_at) AS due_at, message_key, last_attempt_at, from_address, to_address, cc_address, bcc_address, reply_to, subject,
     body AS text_body, html_body, template, variables, locale, headers,
     attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients
 
@@ -23,46 +23,71 @@ batch AS MATERIALIZED (
     SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
 )
 
+-- fragment: ours
+(locked_by IS NOT NULL AND locked_until = coalesce(leased_until, locked_until))
+
+-- fragment: put_back
+(ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+
+-- fragment: keep_accepted
+(SELECT nullif(json_group_object(key, json(value)), '{}')
+ FROM json_each(email_log.recipients)
+ WHERE CASE type WHEN 'object' THEN json_extract(value, '$.status') END = 'accepted')
+
 -- name: claim_these
 WITH wanted AS MATERIALIZED (
-    SELECT DISTINCT json_extract(value, '$.id') AS id, json_extract(value, '$.key') AS key FROM json_each(:batch)
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.key') AS key,
+        min(json_extract(value, '$.again')) AS again
+    FROM json_each(:batch)
+    GROUP BY 1, 2
 )
 UPDATE email_log
 SET status = 'Pending',
     last_attempt_at = {now},
-    next_attempt_at = CASE WHEN status = 'RetryQueued' OR last_queued_at IS NULL
-        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds)) ELSE next_attempt_at END,
-    queue_count = 0,
-    last_queued_at = CASE WHEN status = 'RetryQueued' THEN {now} ELSE coalesce(last_queued_at, {now}) END,
+    last_queued_at = CASE WHEN status = 'Pending' THEN coalesce(last_queued_at, {now}) ELSE {now} END,
+    published_at = NULL,
+    recipients = CASE WHEN NOT {put_back} THEN recipients WHEN sent_at IS NULL THEN {keep_accepted} END,
+    token = CASE WHEN sent_at IS NULL THEN token ELSE lower(hex(randomblob(16))) END,
+    sent_at = NULL,
+    ended_claim = NULL,
     claim_seq = claim_seq + 1,
     locked_by = :owner,
-    locked_until = {lease}
+    locked_until = {lease},
+    leased_until = {lease}
 FROM wanted
 WHERE email_log.id = wanted.id AND email_log.message_key = wanted.key
   AND attempt_count < :max_attempts
-  AND (status = 'RetryQueued'
-       OR status = 'Pending' AND (locked_until IS NULL OR last_queued_at IS NULL
-                                  OR locked_by IS NULL AND locked_until < {now}))
+  AND (status IN ('Pending', 'RetryQueued') OR status = 'Failed' AND locked_until IS NOT NULL)
+  AND (CASE WHEN locked_until IS NULL THEN status <> 'Failed'
+            WHEN {ours} THEN status = 'RetryQueued' OR last_queued_at IS NULL
+            ELSE locked_until < {now} OR NOT wanted.again END)
 RETURNING {claimed}
 
 -- name: states
-SELECT id, status, message_key, attempt_count FROM email_log WHERE id IN (SELECT value FROM json_each(:ids))
+SELECT id, status, message_key, attempt_count, (julianday(locked_until) - julianday('now')) * 86400.0 AS held_for
+FROM email_log
+WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: claim_lost
 -- Named, because the planner would rather read everything that is Pending.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log INDEXED BY email_log_locked
-    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+    WHERE {ours} AND status = 'Pending' AND last_queued_at IS NOT NULL
       AND locked_until < {now} AND rescue_count >= 3
     ORDER BY id
     LIMIT :limit
 )
 UPDATE email_log
-SET claim_seq = claim_seq + 1, rescue_count = rescue_count + 1, locked_by = :owner, locked_until = {lease}
+SET claim_seq = claim_seq + 1, rescue_count = rescue_count + 1, locked_by = :owner, locked_until = {lease},
+    leased_until = {lease}
 FROM lost
 WHERE email_log.id = lost.id
 RETURNING {claimed}
+
+-- fragment: held
+email_log.id = batch.id AND {ours} AND email_log.claim_seq = batch.fence AND email_log.status = 'Pending'
+  AND email_log.last_queued_at IS NOT NULL
 
 -- name: settle
 WITH batch AS MATERIALIZED (
@@ -84,15 +109,18 @@ SET status = batch.status,
     last_error = batch.error,
     dead_reason = batch.dead_reason,
     recipients = coalesce(batch.recipients, email_log.recipients),
+    ended_claim = CASE WHEN batch.status <> 'Failed' THEN claim_seq END,
+    announced_at = NULL,
     provider = coalesce(batch.provider, email_log.provider),
     provider_message_id = coalesce(batch.provider_message_id, email_log.provider_message_id),
     sent_at = CASE WHEN batch.status = 'Sent' THEN {now} ELSE sent_at END,
     delivered_by = CASE WHEN batch.status = 'Sent' THEN :owner ELSE delivered_by END,
     delivered_millis = coalesce(batch.millis, delivered_millis),
     locked_by = NULL,
-    locked_until = NULL
+    locked_until = NULL,
+    leased_until = NULL
 FROM batch
-WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+WHERE {held}
 RETURNING id
 
 -- name: complete_keys
@@ -113,33 +141,46 @@ WHERE email_log.claim_seq = batch.fence AND email_log.locked_by IS NULL
 -- name: renew
 WITH {fences}
 UPDATE email_log
-SET locked_until = {lease}
+SET locked_until = {lease}, leased_until = {lease}
 FROM batch
-WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+WHERE {held}
 RETURNING id
 
 -- name: release
 WITH {fences}
 UPDATE email_log
-SET next_attempt_at = {now}, last_queued_at = NULL, locked_by = NULL, locked_until = NULL
+SET next_attempt_at = {now}, last_queued_at = NULL, locked_by = NULL, locked_until = NULL, leased_until = NULL
 FROM batch
-WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+WHERE {held}
 RETURNING id
 
 -- name: rescue
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log INDEXED BY email_log_locked
-    WHERE locked_by IS NOT NULL AND status = 'Pending' AND last_queued_at IS NOT NULL
+    WHERE {ours} AND status = 'Pending' AND last_queued_at IS NOT NULL
       AND locked_until < {now} AND rescue_count < 3
     ORDER BY id
     LIMIT :limit
 )
 UPDATE email_log
 SET claim_seq = claim_seq + 1, rescue_count = rescue_count + 1, next_attempt_at = {now}, last_queued_at = NULL,
-    locked_by = NULL, locked_until = NULL
+    locked_by = NULL, locked_until = NULL, leased_until = NULL
 FROM lost
 WHERE email_log.id = lost.id
+RETURNING id
+
+-- name: disown
+WITH taken AS MATERIALIZED (
+    SELECT id
+    FROM email_log INDEXED BY email_log_locked
+    WHERE locked_by IS NOT NULL AND (status NOT IN ('Pending', 'RetryQueued') OR {ours} IS NOT TRUE)
+    LIMIT :limit
+)
+UPDATE email_log
+SET claim_seq = claim_seq + 1, locked_by = NULL, leased_until = NULL
+FROM taken
+WHERE email_log.id = taken.id
 RETURNING id
 
 -- name: attachments
@@ -149,15 +190,15 @@ SELECT attachments FROM email_log WHERE id = :id
 INSERT INTO email_log (
     message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
     template, variables, locale, headers, attachments, unsubscribe_url, traceparent, claim_seq, locked_by,
-    locked_until)
+    locked_until, leased_until)
 SELECT
     json_extract(value, '$.message_key'), json_extract(value, '$.token'), json_extract(value, '$.from_address'),
     json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
     json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.body'),
     json_extract(value, '$.html_body'), json_extract(value, '$.template'), json_extract(value, '$.variables'),
     json_extract(value, '$.locale'), json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
-    json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.traceparent'), :publisher IS NOT NULL, :publisher,
-    CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END
+    json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.traceparent'), 1, :publisher,
+    CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END, CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END
 FROM json_each(:batch)
 WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
   AND NOT EXISTS (SELECT 1 FROM email_log AS e WHERE e.message_key = json_extract(value, '$.message_key'))
@@ -216,23 +257,23 @@ LIMIT :limit
 -- name: requeue
 UPDATE email_log
 SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
-    queue_count = 0, claim_seq = claim_seq + 1,
-    next_attempt_at = {now}, last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_until = NULL,
-    recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
-                  FROM json_each(email_log.recipients) WHERE json_extract(value, '$.status') = 'accepted')
-WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Dead', 'Failed') AND locked_by IS NULL
+    claim_seq = claim_seq + 1, ended_claim = claim_seq + 1,
+    next_attempt_at = {now}, last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_by = NULL,
+    locked_until = NULL, leased_until = NULL
+WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Dead', 'Failed')
 RETURNING id
 
 -- name: cancel
 UPDATE email_log
-SET status = 'Dead', dead_reason = 'Cancelled', claim_seq = claim_seq + 1, announced_at = {now}, locked_until = NULL
+SET status = 'Dead', dead_reason = 'Cancelled', claim_seq = claim_seq + 1, ended_claim = claim_seq + 1,
+    announced_at = {now}, locked_until = NULL
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Pending', 'Failed')
   AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
 RETURNING id
 
 -- name: send_now
 UPDATE email_log
-SET next_attempt_at = min(next_attempt_at, {now}), locked_until = NULL
+SET next_attempt_at = min(coalesce(next_attempt_at, {now}), {now}), locked_until = NULL
 WHERE id IN (SELECT value FROM json_each(:ids))
   AND (status = 'Failed' OR status = 'Pending' AND last_queued_at IS NULL)
   AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
@@ -247,13 +288,24 @@ SELECT state AS status, count FROM homing_tally WHERE lane = 'email_log'
 SELECT count(*) AS count FROM email_log WHERE status = 'Dead' AND dead_reason = 'Cancelled'
 
 -- name: oldest_due
-SELECT (julianday('now') - julianday(min((
-    SELECT next_attempt_at
-    FROM email_log INDEXED BY email_log_due
-    WHERE status = open.state AND next_attempt_at <= {now} AND (locked_until IS NULL OR locked_until < {now})
-    ORDER BY next_attempt_at
-    LIMIT 1)))) * 86400.0 AS age
-FROM (SELECT 'Failed' AS state UNION ALL SELECT 'RetryQueued' UNION ALL SELECT 'Pending') AS open
+SELECT (julianday('now') - julianday(min(due_at))) * 86400.0 AS age
+FROM (
+    SELECT (
+        SELECT next_attempt_at
+        FROM email_log INDEXED BY email_log_due
+        WHERE status = open.state AND next_attempt_at <= {now} AND (locked_until IS NULL OR locked_until < {now})
+        ORDER BY next_attempt_at
+        LIMIT 1) AS due_at
+    FROM (SELECT 'Failed' AS state UNION ALL SELECT 'RetryQueued' UNION ALL SELECT 'Pending') AS open
+    UNION ALL
+    SELECT (
+        SELECT coalesce(next_attempt_at, created_at)
+        FROM email_log INDEXED BY email_log_unpublished
+        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+          AND coalesce(next_attempt_at, created_at) <= {now} AND (locked_until IS NULL OR locked_until < {now})
+        ORDER BY coalesce(next_attempt_at, created_at)
+        LIMIT 1)
+)
 
 -- fragment: ended
 max(e.created_at, coalesce(e.sent_at, e.created_at), coalesce(e.last_attempt_at, e.created_at),
@@ -263,7 +315,7 @@ max(e.created_at, coalesce(e.sent_at, e.created_at), coalesce(e.last_attempt_at,
 -- CROSS JOIN keeps this order: by id, without the index of states.
 email_log AS e CROSS JOIN json_each(:ages) AS a
 WHERE +e.status = json_extract(a.value, '$.state')
-  AND (+e.status = 'Sent' OR +e.status = 'Dead' AND e.announced_at IS NOT NULL)
+  AND +e.status IN ('Sent', 'Dead')
   AND +e.locked_by IS NULL AND (e.locked_until IS NULL OR e.locked_until < {now})
   AND {ended} < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d seconds', json_extract(a.value, '$.seconds')))
 

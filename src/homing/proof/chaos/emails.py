@@ -190,7 +190,7 @@ def email_environment(plan: EmailPlan, database_url: str, mail_url: str, broker_
         database_url, mail_url,
         homing_email_broker_url=broker_url, homing_port=free_port(),
         homing_mail_connections=plan.connections, homing_email_prefetch=plan.prefetch,
-        homing_email_lease_seconds=plan.lease, homing_email_sweep_seconds=plan.sweep,
+        homing_email_lease_seconds=plan.lease, homing_email_lost_after_seconds=plan.sweep,
         homing_email_retry_interval_seconds=1, homing_email_backoff_schedule="1s,2s,3s",
         homing_email_max_attempts=50,
     )  # fmt: skip

@@ -67,8 +67,8 @@ class ScheduleLane:
         return Retry(failure, charged=False)
 
     def _tell(self, claim: Claim[Due], reason: str | None) -> None:
-        # The first claim is made by whoever created the row.
-        again = claim.fence > 1
+        # A failed attempt came before, whoever made it.
+        again = claim.attempts > 0
         self._telemetry.email_scheduled(
             claim.id, claim.attempts, claim.item.due_at, reason=reason, again=again
         )
@@ -97,9 +97,6 @@ class Obituaries:
         self._queue = queues.dead_letters
 
     async def __call__(self, rows: Sequence[Row]) -> list[bool]:
-        if self._broker.name == "memory" and (await self._broker.depth(self._queue) or 0) >= _MOST_IN_MEMORY:
-            # Nobody reads them there, and they would fill the memory.
-            return [True] * len(rows)
         letters = [Publication(encode(_death(row))) for row in rows]
         failures = await self._broker.publish(self._queue, letters)
         return [failure is None for failure in failures]

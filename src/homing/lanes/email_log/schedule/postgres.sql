@@ -6,11 +6,11 @@ e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.publish_failures AS d
     NULL AS age, e.traceparent, e.next_attempt_at AS due_at, e.message_key
 
 -- fragment: due
--- Three kinds of rows, each a jump in the index (status, next_attempt_at): a failed one whose time has come; one
--- whose scheduler died; one that was never queued, or whose message must be taken for lost. What is being sent is
--- locked, and its lock is the rescue's business.
+-- Three kinds of rows, each a jump in an index: a failed one whose time has come; one whose scheduler died, for the
+-- lock that it set is over; one that nobody has published. A RetryQueued row without a lock was published by a
+-- scheduler that leaves it so. What is being sent is locked, and its lock is the rescue's business.
 failed AS MATERIALIZED (
-    SELECT id, next_attempt_at
+    SELECT id, next_attempt_at AS due_at
     FROM email_log
     WHERE status = 'Failed' AND next_attempt_at <= now() AND attempt_count < :max_attempts
       AND (locked_until IS NULL OR locked_until < now())
@@ -18,25 +18,30 @@ failed AS MATERIALIZED (
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 ), abandoned AS MATERIALIZED (
-    SELECT id, next_attempt_at
+    SELECT id, next_attempt_at AS due_at
     FROM email_log
     WHERE status = 'RetryQueued' AND next_attempt_at <= now() AND attempt_count < :max_attempts
-      AND (locked_until IS NULL OR locked_until < now())
+      AND locked_until < now()
     ORDER BY next_attempt_at
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
-), unqueued AS MATERIALIZED (
-    SELECT id, next_attempt_at
+), unpublished AS MATERIALIZED (
+    SELECT id, coalesce(next_attempt_at, created_at) AS due_at
     FROM email_log
-    WHERE status = 'Pending' AND next_attempt_at <= now() AND attempt_count < :max_attempts
-      AND (last_queued_at IS NULL OR last_queued_at <= now() - make_interval(secs => :sweep_seconds))
-      AND (locked_until IS NULL OR locked_until < now() AND (locked_by IS NULL OR last_queued_at IS NULL))
-    ORDER BY next_attempt_at
+    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+      AND coalesce(next_attempt_at, created_at) <= now() AND attempt_count < :max_attempts
+      AND (locked_until IS NULL OR locked_until < now())
+      -- One that Homing had in hand is ours to publish. Of others only the new ones, where that is said: one with
+      -- attempts was published by a scheduler that notes no time.
+      AND (last_queued_at IS NULL AND (claim_seq > 0 OR :publish_new AND attempt_count = 0)
+           -- It has ended, and was put back by plain SQL.
+           OR last_queued_at <= greatest(last_attempt_at, sent_at) AND locked_by IS NULL)
+    ORDER BY coalesce(next_attempt_at, created_at)
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 ), chosen AS MATERIALIZED (
-    SELECT * FROM failed UNION ALL SELECT * FROM abandoned UNION ALL SELECT * FROM unqueued
-    ORDER BY next_attempt_at, id
+    SELECT * FROM failed UNION ALL SELECT * FROM abandoned UNION ALL SELECT * FROM unpublished
+    ORDER BY due_at, id
     LIMIT :limit
 )
 
@@ -44,46 +49,56 @@ failed AS MATERIALIZED (
 WITH {due}
 UPDATE email_log AS e
 SET status = 'RetryQueued',
+    -- Else nobody would look for it when we die.
+    next_attempt_at = coalesce(e.next_attempt_at, now()),
+    announced_at = NULL,
+    published_at = NULL,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
-    locked_until = now() + make_interval(secs => :lease_seconds)
+    locked_until = now() + make_interval(secs => :lease_seconds),
+    leased_until = now() + make_interval(secs => :lease_seconds)
 FROM chosen
 WHERE e.id = chosen.id
 RETURNING {claimed}
 
 -- name: preview
 WITH {due}
-SELECT id, next_attempt_at FROM chosen ORDER BY next_attempt_at, id
+SELECT id, due_at FROM chosen ORDER BY due_at, id
 
--- name: settle
--- A failed publish leaves the count alone. What has failed before is Failed again; what was never tried waits as
--- it did before. The window after which a message is taken for lost doubles with each publish: a long queue is no
--- loss.
-WITH batch AS MATERIALIZED (
-    SELECT *
-    FROM json_to_recordset(:batch::json) AS b(
-        id bigint, fence bigint, published boolean, delay double precision, error text)
-), held AS MATERIALIZED (
-    SELECT id, claim_seq
+-- fragment: held
+-- Still being published, by us: neither has a sender written how it ended, nor has anybody taken or cleared the lock.
+held AS MATERIALIZED (
+    SELECT id, claim_seq,
+        (status = 'RetryQueued' OR status = 'Pending' AND last_queued_at IS NULL)
+        AND locked_until = coalesce(leased_until, locked_until) AS is_ours
     FROM email_log
     WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
     ORDER BY id
     FOR UPDATE
 ), mine AS (
-    SELECT batch.* FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
+    SELECT batch.* FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence AND held.is_ours
 )
+
+-- name: settle
+-- A failed publish leaves the count alone. What has failed before is Failed again; what was never tried waits as
+-- it did before.
+WITH batch AS MATERIALIZED (
+    SELECT *
+    FROM json_to_recordset(:batch::json) AS b(
+        id bigint, fence bigint, published boolean, delay double precision, error text)
+), {held}
 UPDATE email_log AS e
 SET status = CASE WHEN mine.published OR e.attempt_count + e.defer_count = 0 THEN 'Pending' ELSE 'Failed' END,
     last_queued_at = CASE WHEN mine.published THEN now()
                           WHEN e.attempt_count + e.defer_count = 0 THEN NULL ELSE e.last_queued_at END,
-    next_attempt_at = CASE WHEN mine.published
-                           THEN now() + make_interval(secs => :sweep_seconds) * 2 ^ least(e.queue_count, 6)
+    published_at = CASE WHEN mine.published THEN now() END,
+    next_attempt_at = CASE WHEN mine.published THEN e.next_attempt_at
                            ELSE greatest(e.next_attempt_at, now() + make_interval(secs => mine.delay)) END,
     publish_failures = CASE WHEN mine.published THEN 0 ELSE e.publish_failures + 1 END,
-    queue_count = e.queue_count + mine.published::integer,
     last_error = CASE WHEN mine.published THEN e.last_error ELSE coalesce(e.last_error, mine.error) END,
     locked_by = NULL,
-    locked_until = NULL
+    locked_until = NULL,
+    leased_until = NULL
 FROM mine
 WHERE e.id = mine.id
 RETURNING e.id
@@ -97,17 +112,10 @@ WHERE e.claim_seq = b.fence AND e.locked_by IS NULL
 -- name: renew
 WITH batch AS MATERIALIZED (
     SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
-), held AS MATERIALIZED (
-    SELECT id, claim_seq
-    FROM email_log
-    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
-    ORDER BY id
-    FOR UPDATE
-), mine AS (
-    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
-)
+), {held}
 UPDATE email_log AS e
-SET locked_until = now() + make_interval(secs => :lease_seconds)
+SET locked_until = now() + make_interval(secs => :lease_seconds),
+    leased_until = now() + make_interval(secs => :lease_seconds)
 FROM mine
 WHERE e.id = mine.id
 RETURNING e.id
@@ -116,20 +124,13 @@ RETURNING e.id
 -- Nothing was published, and it is as due as it was.
 WITH batch AS MATERIALIZED (
     SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
-), held AS MATERIALIZED (
-    SELECT id, claim_seq
-    FROM email_log
-    WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND locked_by IS NOT NULL
-    ORDER BY id
-    FOR UPDATE
-), mine AS (
-    SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
-)
+), {held}
 UPDATE email_log AS e
 SET status = CASE WHEN e.attempt_count + e.defer_count = 0 THEN 'Pending' ELSE 'Failed' END,
     last_queued_at = CASE WHEN e.attempt_count + e.defer_count = 0 THEN NULL ELSE e.last_queued_at END,
     locked_by = NULL,
-    locked_until = NULL
+    locked_until = NULL,
+    leased_until = NULL
 FROM mine
 WHERE e.id = mine.id
 RETURNING e.id
@@ -146,8 +147,8 @@ WITH over AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE email_log AS e
-SET status = 'Dead', dead_reason = 'MaxAttemptsExceeded', claim_seq = e.claim_seq + 1,
-    locked_by = NULL, locked_until = NULL
+SET status = 'Dead', dead_reason = 'MaxAttemptsExceeded', claim_seq = e.claim_seq + 1, ended_claim = e.claim_seq + 1,
+    announced_at = NULL, locked_by = NULL, locked_until = NULL, leased_until = NULL
 FROM over
 WHERE e.id = over.id
 RETURNING e.status, e.id, e.attempt_count, e.next_attempt_at
@@ -166,7 +167,24 @@ UPDATE email_log AS e
 SET locked_until = now() + make_interval(secs => :lease_seconds)
 FROM untold
 WHERE e.id = untold.id
-RETURNING e.id, e.message_key, e.attempt_count, e.dead_reason
+RETURNING e.id, e.message_key, e.attempt_count, e.dead_reason,
+    e.ended_claim IS DISTINCT FROM e.claim_seq AS is_foreign
+
+-- name: waive_deaths
+-- Nobody is to be told where no process has a broker; one that will have one tells of later deaths only.
+WITH untold AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE status = 'Dead' AND announced_at IS NULL AND NOT EXISTS (SELECT 1 FROM homing_email_queue)
+    ORDER BY id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE email_log AS e
+SET announced_at = now()
+FROM untold
+WHERE e.id = untold.id
+RETURNING e.dead_reason, e.ended_claim IS DISTINCT FROM e.claim_seq AS is_foreign
 
 -- name: settle_deaths
 WITH batch AS MATERIALIZED (
@@ -184,6 +202,42 @@ FROM batch JOIN dead ON dead.id = batch.id
 WHERE e.id = batch.id
 RETURNING e.id
 
+-- name: saw_queue
+-- `since` is how long ago the broker was asked. Sightings of an empty queue are kept one lease apart.
+INSERT INTO homing_email_queue AS q (name, gone_at, empty_at)
+VALUES (
+    :queue,
+    CASE WHEN :is_gone THEN now() - make_interval(secs => :since) END,
+    CASE WHEN :is_empty THEN now() - make_interval(secs => :since) END)
+ON CONFLICT (name) DO UPDATE
+SET gone_at = coalesce(excluded.gone_at, q.gone_at),
+    empty_before_at = CASE WHEN q.empty_at <= excluded.empty_at - make_interval(secs => :lease_seconds)
+                           THEN q.empty_at ELSE q.empty_before_at END,
+    empty_at = CASE WHEN q.empty_at > excluded.empty_at - make_interval(secs => :lease_seconds)
+                    THEN q.empty_at ELSE coalesce(excluded.empty_at, q.empty_at) END
+RETURNING name
+
+-- name: lost
+-- Our messages that are in no queue any more: it was missing since, or twice empty, or too long a time has passed. What
+-- another program has published, or holds, is its own business.
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM email_log
+    WHERE status = 'Pending' AND published_at IS NOT NULL
+      AND published_at < greatest(
+          now() - make_interval(secs => :lost_after_seconds),
+          (SELECT greatest(gone_at, empty_before_at) FROM homing_email_queue WHERE name = :queue))
+      AND last_queued_at = published_at AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < now())
+    ORDER BY published_at
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE email_log AS e
+SET last_queued_at = NULL, published_at = NULL, next_attempt_at = least(e.next_attempt_at, now())
+FROM lost
+WHERE e.id = lost.id
+RETURNING e.id
+
 -- name: counts
 SELECT 'due' AS status,
     (SELECT count(*) FROM email_log
@@ -191,4 +245,14 @@ SELECT 'due' AS status,
        AND (locked_until IS NULL OR locked_until < now()))
     + (SELECT count(*) FROM email_log
        WHERE status = 'RetryQueued' AND next_attempt_at <= now() AND attempt_count < :max_attempts
-         AND (locked_until IS NULL OR locked_until < now())) AS count
+         AND locked_until < now()) AS count
+
+-- name: unpublished
+-- Pending for longer than an hour, and nobody has noted that it was published; for the doctor.
+SELECT count(*) AS count
+FROM (SELECT 1 FROM email_log
+      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+        AND coalesce(next_attempt_at, created_at) <= now() - interval '1 hour'
+        AND created_at <= now() - interval '1 hour'
+        AND last_queued_at IS NULL AND (locked_until IS NULL OR locked_until < now())
+      LIMIT :limit) AS found

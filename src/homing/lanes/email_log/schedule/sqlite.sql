@@ -6,9 +6,6 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 -- fragment: lease
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 
--- fragment: swept
-strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :sweep_seconds * (1 << min(queue_count, 6))))
-
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count AS attempts, publish_failures AS deferrals, NULL AS age, traceparent,
     next_attempt_at AS due_at, message_key
@@ -21,7 +18,7 @@ batch AS MATERIALIZED (
 -- fragment: due
 chosen AS MATERIALIZED (
     SELECT * FROM (
-        SELECT id, next_attempt_at
+        SELECT id, next_attempt_at AS due_at
         FROM email_log
         WHERE status = 'Failed' AND next_attempt_at <= {now} AND attempt_count < :max_attempts
           AND (locked_until IS NULL OR locked_until < {now})
@@ -29,21 +26,23 @@ chosen AS MATERIALIZED (
         LIMIT :limit)
     UNION ALL
     SELECT * FROM (
-        SELECT id, next_attempt_at
+        SELECT id, next_attempt_at AS due_at
         FROM email_log
         WHERE status = 'RetryQueued' AND next_attempt_at <= {now} AND attempt_count < :max_attempts
-          AND (locked_until IS NULL OR locked_until < {now})
+          AND locked_until < {now}
         ORDER BY next_attempt_at
         LIMIT :limit)
     UNION ALL
     SELECT * FROM (
-        SELECT id, next_attempt_at
-        FROM email_log
-        WHERE status = 'Pending' AND next_attempt_at <= {now} AND attempt_count < :max_attempts
-          AND (last_queued_at IS NULL
-               OR last_queued_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:sweep_seconds)))
-          AND (locked_until IS NULL OR locked_until < {now} AND (locked_by IS NULL OR last_queued_at IS NULL))
-        ORDER BY next_attempt_at
+        SELECT id, coalesce(next_attempt_at, created_at) AS due_at
+        FROM email_log INDEXED BY email_log_unpublished
+        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+          AND coalesce(next_attempt_at, created_at) <= {now} AND attempt_count < :max_attempts
+          AND (locked_until IS NULL OR locked_until < {now})
+          AND (last_queued_at IS NULL AND (claim_seq > 0 OR :publish_new AND attempt_count = 0)
+               OR last_queued_at <= max(coalesce(last_attempt_at, sent_at), coalesce(sent_at, last_attempt_at))
+                  AND locked_by IS NULL)
+        ORDER BY coalesce(next_attempt_at, created_at)
         LIMIT :limit)
     ORDER BY 2, 1
     LIMIT :limit
@@ -52,14 +51,20 @@ chosen AS MATERIALIZED (
 -- name: claim
 WITH {due}
 UPDATE email_log
-SET status = 'RetryQueued', claim_seq = claim_seq + 1, locked_by = :owner, locked_until = {lease}
+SET status = 'RetryQueued', next_attempt_at = coalesce(next_attempt_at, {now}), announced_at = NULL,
+    published_at = NULL, claim_seq = claim_seq + 1, locked_by = :owner, locked_until = {lease}, leased_until = {lease}
 FROM chosen
 WHERE email_log.id = chosen.id
 RETURNING {claimed}
 
 -- name: preview
 WITH {due}
-SELECT id, next_attempt_at FROM chosen ORDER BY next_attempt_at, id
+SELECT id, due_at FROM chosen ORDER BY due_at, id
+
+-- fragment: ours
+email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+  AND (email_log.status = 'RetryQueued' OR email_log.status = 'Pending' AND email_log.last_queued_at IS NULL)
+  AND email_log.locked_until = coalesce(email_log.leased_until, email_log.locked_until)
 
 -- name: settle
 WITH batch AS MATERIALIZED (
@@ -72,15 +77,17 @@ UPDATE email_log
 SET status = CASE WHEN batch.published OR attempt_count + defer_count = 0 THEN 'Pending' ELSE 'Failed' END,
     last_queued_at = CASE WHEN batch.published THEN {now}
                           WHEN attempt_count + defer_count = 0 THEN NULL ELSE last_queued_at END,
-    next_attempt_at = CASE WHEN batch.published THEN {swept}
-        ELSE max(next_attempt_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay))) END,
+    published_at = CASE WHEN batch.published THEN {now} END,
+    next_attempt_at = CASE WHEN batch.published THEN next_attempt_at
+        ELSE max(coalesce(next_attempt_at, created_at),
+                 strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay))) END,
     publish_failures = CASE WHEN batch.published THEN 0 ELSE publish_failures + 1 END,
-    queue_count = queue_count + batch.published,
     last_error = CASE WHEN batch.published THEN last_error ELSE coalesce(last_error, batch.error) END,
     locked_by = NULL,
-    locked_until = NULL
+    locked_until = NULL,
+    leased_until = NULL
 FROM batch
-WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+WHERE {ours}
 RETURNING id
 
 -- name: confirm
@@ -92,9 +99,9 @@ WHERE email_log.claim_seq = batch.fence AND email_log.locked_by IS NULL
 -- name: renew
 WITH {fences}
 UPDATE email_log
-SET locked_until = {lease}
+SET locked_until = {lease}, leased_until = {lease}
 FROM batch
-WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+WHERE {ours}
 RETURNING id
 
 -- name: release
@@ -103,9 +110,10 @@ UPDATE email_log
 SET status = CASE WHEN attempt_count + defer_count = 0 THEN 'Pending' ELSE 'Failed' END,
     last_queued_at = CASE WHEN attempt_count + defer_count = 0 THEN NULL ELSE last_queued_at END,
     locked_by = NULL,
-    locked_until = NULL
+    locked_until = NULL,
+    leased_until = NULL
 FROM batch
-WHERE email_log.id = batch.id AND email_log.locked_by IS NOT NULL AND email_log.claim_seq = batch.fence
+WHERE {ours}
 RETURNING id
 
 -- name: sweep
@@ -117,8 +125,8 @@ WITH over AS MATERIALIZED (
     LIMIT :limit
 )
 UPDATE email_log
-SET status = 'Dead', dead_reason = 'MaxAttemptsExceeded', claim_seq = claim_seq + 1,
-    locked_by = NULL, locked_until = NULL
+SET status = 'Dead', dead_reason = 'MaxAttemptsExceeded', claim_seq = claim_seq + 1, ended_claim = claim_seq + 1,
+    announced_at = NULL, locked_by = NULL, locked_until = NULL, leased_until = NULL
 FROM over
 WHERE email_log.id = over.id
 RETURNING status, id, attempt_count, next_attempt_at
@@ -135,7 +143,21 @@ UPDATE email_log
 SET locked_until = {lease}
 FROM untold
 WHERE email_log.id = untold.id
-RETURNING id, message_key, attempt_count, dead_reason
+RETURNING id, message_key, attempt_count, dead_reason, ended_claim IS NOT claim_seq AS is_foreign
+
+-- name: waive_deaths
+WITH untold AS MATERIALIZED (
+    SELECT id
+    FROM email_log INDEXED BY email_log_unannounced
+    WHERE status = 'Dead' AND announced_at IS NULL AND NOT EXISTS (SELECT 1 FROM homing_email_queue)
+    ORDER BY id
+    LIMIT :limit
+)
+UPDATE email_log
+SET announced_at = {now}
+FROM untold
+WHERE email_log.id = untold.id
+RETURNING dead_reason, ended_claim IS NOT claim_seq AS is_foreign
 
 -- name: settle_deaths
 WITH batch AS MATERIALIZED (
@@ -147,6 +169,40 @@ FROM batch
 WHERE email_log.id = batch.id AND email_log.status = 'Dead'
 RETURNING id
 
+-- fragment: apart
+-- One lease before a sighting.
+strftime('%Y-%m-%dT%H:%M:%fZ', excluded.empty_at, printf('%+.3f seconds', -:lease_seconds))
+
+-- name: saw_queue
+INSERT INTO homing_email_queue (name, gone_at, empty_at)
+SELECT :queue, CASE WHEN :is_gone THEN asked END, CASE WHEN :is_empty THEN asked END
+FROM (SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:since)) AS asked)
+WHERE true
+ON CONFLICT (name) DO UPDATE
+SET gone_at = coalesce(excluded.gone_at, gone_at),
+    empty_before_at = CASE WHEN empty_at <= {apart} THEN empty_at ELSE empty_before_at END,
+    empty_at = CASE WHEN empty_at > {apart} THEN empty_at ELSE coalesce(excluded.empty_at, empty_at) END
+RETURNING name
+
+-- name: lost
+WITH lost AS MATERIALIZED (
+    SELECT id
+    FROM email_log INDEXED BY email_log_published
+    WHERE status = 'Pending' AND published_at IS NOT NULL
+      AND published_at < max(
+          strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:lost_after_seconds)),
+          coalesce((SELECT max(coalesce(gone_at, ''), coalesce(empty_before_at, ''))
+                    FROM homing_email_queue WHERE name = :queue), ''))
+      AND last_queued_at = published_at AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
+    ORDER BY published_at
+    LIMIT :limit
+)
+UPDATE email_log
+SET last_queued_at = NULL, published_at = NULL, next_attempt_at = min(coalesce(next_attempt_at, created_at), {now})
+FROM lost
+WHERE email_log.id = lost.id
+RETURNING id
+
 -- name: counts
 SELECT 'due' AS status,
     (SELECT count(*) FROM email_log
@@ -154,4 +210,13 @@ SELECT 'due' AS status,
        AND (locked_until IS NULL OR locked_until < {now}))
     + (SELECT count(*) FROM email_log
        WHERE status = 'RetryQueued' AND next_attempt_at <= {now} AND attempt_count < :max_attempts
-         AND (locked_until IS NULL OR locked_until < {now})) AS count
+         AND locked_until < {now}) AS count
+
+-- name: unpublished
+SELECT count(*) AS count
+FROM (SELECT 1 FROM email_log INDEXED BY email_log_unpublished
+      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+        AND coalesce(next_attempt_at, created_at) <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 hour')
+        AND created_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 hour')
+        AND last_queued_at IS NULL AND (locked_until IS NULL OR locked_until < {now})
+      LIMIT :limit)

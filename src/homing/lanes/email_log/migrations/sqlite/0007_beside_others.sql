@@ -1,0 +1,24 @@
+-- As on PostgreSQL.
+ALTER TABLE email_log ADD COLUMN IF NOT EXISTS leased_until TIMESTAMP;
+ALTER TABLE email_log ADD COLUMN IF NOT EXISTS published_at TIMESTAMP;
+ALTER TABLE email_log ADD COLUMN IF NOT EXISTS ended_claim INTEGER;
+
+-- SQLite drops no NOT NULL by a statement; its documentation gives this way, which touches no row
+-- (sqlite.org/lang_altertable.html, "Making Other Kinds Of Table Schema Changes"). The CREATE INDEX below tells
+-- other connections that the schema has changed.
+PRAGMA writable_schema = ON;
+UPDATE sqlite_master
+SET sql = replace(sql, 'next_attempt_at     TIMESTAMP NOT NULL DEFAULT', 'next_attempt_at     TIMESTAMP DEFAULT')
+WHERE type = 'table' AND name = 'email_log';
+PRAGMA writable_schema = RESET;
+
+CREATE INDEX email_log_unpublished ON email_log (coalesce(next_attempt_at, created_at))
+    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL);
+CREATE INDEX email_log_published ON email_log (published_at) WHERE status = 'Pending' AND published_at IS NOT NULL;
+
+CREATE TABLE homing_email_queue (
+    name            TEXT PRIMARY KEY,
+    gone_at         TIMESTAMP,
+    empty_at        TIMESTAMP,
+    empty_before_at TIMESTAMP
+);
