@@ -109,9 +109,7 @@ class ApiBench:
         await self.settle(await self.claim(), DELIVERED)
 
     async def bury_all(self, code: str = "http_500", message: str = "HTTP 500") -> None:
-        await self.settle(
-            await self.claim(), Bury(Failure(code, message), report=Report(0.1, 500, "oops", {}))
-        )
+        await self.settle(await self.claim(), _given_up(code, message))
 
     @property
     def tables(self) -> Tables:
@@ -124,6 +122,10 @@ class ApiBench:
         return len(await self.tables.rows("dispatch_job"))
 
 
+def _given_up(code: str, message: str) -> Bury:
+    return Bury(Failure(code, message), report=Report(0.1, 500, "oops", {}))
+
+
 DELIVERED = Complete(Report(0.25, 200, "thanks", {"x-a": "b"}))
 TRY_AGAIN = RetryIn(
     600.0,
@@ -131,6 +133,7 @@ TRY_AGAIN = RetryIn(
     charged=True,
     report=Report(0.1, 503, "busy", {}, target_failed=True),
 )
+GIVEN_UP = _given_up("http_500", "HTTP 500")
 CREDENTIALS_TEXT = text_of(CREDENTIALS)
 
 

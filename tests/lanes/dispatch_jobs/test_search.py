@@ -23,13 +23,6 @@ async def api(database_url: str) -> AsyncIterator[ApiBench]:
         yield bench
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def sql_api(request: pytest.FixtureRequest) -> AsyncIterator[ApiBench]:
-    """Another program writes SQL; into MongoDB, jobs come by the API."""
-    async with api_bench(request.getfixturevalue(f"{request.param}_url")) as bench:
-        yield bench
-
-
 async def found(api: ApiBench, **parameters: Any) -> list[str]:
     return [job["id"] for job in (await api.get("jobs", **parameters))["items"]]
 

@@ -44,7 +44,7 @@ from homing.lanes.dispatch_jobs.tsid import first_at, time_of
 _DEAD_LETTERS_OF = timedelta(days=1)
 _ORPHANS_OLDER_THAN = timedelta(hours=1)
 _LONGEST_DOUBLING = 6
-_KEY = ("idempotency_key", "source", "type", "target_url")
+_KEY = ("idempotency_key", "source", "type", "target_url", "credentials_id")
 #: As they are ordered; whatever else a document has follows from them.
 _ORDERED = (
     "external_id", "source", "type", "group_id", "target_url", "target", "protocol", "payload",
@@ -100,7 +100,7 @@ def _document(order: Mapping[str, Any], id: int, now: datetime) -> Document:
         # Ids only rise, so they are the order within a group, too.
         "position": id if is_grouped else None,
         "metadata": [{"k": key, "v": value} for key, value in (order["metadata"] or {}).items()] or None,
-        "headers": [[name, value] for name, value in (order["headers"] or {}).items()] or None,
+        "headers": order["headers"] or None,
         "traceparent": order.get("traceparent"),
         "tracestate": order.get("tracestate"),
     }
@@ -160,7 +160,7 @@ async def _with_keys(session: Session, wanted: Sequence[Mapping[str, Any]]) -> l
 
 
 def _key(document: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    return tuple(document[name] for name in _KEY) if document.get("idempotency_key") is not None else None
+    return tuple(map(document.get, _KEY)) if document.get("idempotency_key") is not None else None
 
 
 async def by_idempotency_key(session: Session, given: Given) -> list[Columns]:

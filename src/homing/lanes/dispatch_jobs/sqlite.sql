@@ -709,40 +709,21 @@ WITH RECURSIVE head(source) AS (
 SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
 
 -- name: duration_by_type
-WITH RECURSIVE head(type) AS (
-    SELECT min(type) FROM dispatch_job
-    UNION ALL
-    SELECT (SELECT min(j.type) FROM dispatch_job AS j WHERE j.type > head.type)
-    FROM head WHERE head.type IS NOT NULL
-), known AS MATERIALIZED (
-    SELECT type FROM head WHERE type IS NOT NULL LIMIT :most
-)
-SELECT known.type, count(*) AS count, avg(j.duration_millis) AS mean, max(j.duration_millis) AS max
-FROM known CROSS JOIN dispatch_job AS j
-WHERE j.id IN (
-    SELECT d.id
-    FROM dispatch_job AS d
-    WHERE d.type = known.type AND d.status = 'COMPLETED' AND d.created_at > {a_day_ago}
-    ORDER BY d.created_at DESC
-    LIMIT :newest)
-GROUP BY known.type
-ORDER BY known.type
+SELECT type, count(*) AS count, avg(duration_millis) AS mean, max(duration_millis) AS max
+FROM dispatch_job
+WHERE status = 'COMPLETED'
+GROUP BY type
+ORDER BY type
+LIMIT :most
+
+-- fragment: needing_attention
+dispatch_job WHERE status = 'ERROR' OR (status = 'FAILED' AND attempt_count >= max_retries - 1)
 
 -- name: needs_attention
-WITH failing AS MATERIALIZED (
-    SELECT id, created_at, attempt_count - attempts_before >= max_retries - 1 AS is_last
-    FROM dispatch_job
-    WHERE status = 'FAILED'
-    ORDER BY created_at DESC, id DESC
-    LIMIT :most
-), ended AS MATERIALIZED (
-    SELECT id, created_at FROM dispatch_job WHERE status = 'ERROR' ORDER BY created_at DESC, id DESC LIMIT :limit
-)
-SELECT id, created_at FROM ended
-UNION ALL
-SELECT id, created_at FROM failing WHERE is_last
-ORDER BY created_at DESC, id DESC
-LIMIT :limit
+SELECT id FROM {needing_attention} ORDER BY created_at DESC, id DESC LIMIT :limit
+
+-- name: count_attention
+SELECT count(*) AS count FROM {needing_attention}
 
 -- fragment: ended
 max(o.created_at, o.updated_at, coalesce(o.completed_at, o.created_at))
