@@ -852,7 +852,7 @@ WITH RECURSIVE head AS (
 SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
 
 -- name: duration_by_type
--- Of all that are completed: their index has nothing else, and is read from end to end.
+-- Of all that are completed: the index of types has all that is asked for, and is read from end to end.
 SELECT type, count(*) AS count, avg(duration_millis)::double precision AS mean, max(duration_millis) AS max
 FROM dispatch_job
 WHERE status = 'COMPLETED'

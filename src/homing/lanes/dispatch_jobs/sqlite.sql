@@ -709,15 +709,17 @@ WITH RECURSIVE head(source) AS (
 SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
 
 -- name: duration_by_type
+-- By the plus the index of states is left out, from which nearly all rows would have to be sorted.
 SELECT type, count(*) AS count, avg(duration_millis) AS mean, max(duration_millis) AS max
 FROM dispatch_job
-WHERE status = 'COMPLETED'
+WHERE +status = 'COMPLETED'
 GROUP BY type
 ORDER BY type
 LIMIT :most
 
 -- fragment: needing_attention
-dispatch_job WHERE status = 'ERROR' OR (status = 'FAILED' AND attempt_count >= max_retries - 1)
+dispatch_job INDEXED BY homing_job_attention
+WHERE status = 'ERROR' OR (status = 'FAILED' AND attempt_count >= max_retries - 1)
 
 -- name: needs_attention
 SELECT id FROM {needing_attention} ORDER BY created_at DESC, id DESC LIMIT :limit
