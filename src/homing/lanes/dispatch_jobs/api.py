@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -76,7 +75,7 @@ _PROBE = {**_OWN_BODY, "scope": "jobs:operate", "audit_body": ("credentialsId",)
 _TOO_LARGE = "The payload is larger than 1 MiB, or the body larger than 16 MiB"
 _NOT_NOW = errors({409: "The job is in a state in which that cannot be done"})
 _PAGING = ("page", "size", "cursor")
-_LONGEST_PAGE = 10_000
+_LAST_PAGE = 99_999
 
 
 class JobPage(Struct, frozen=True, rename="camel"):
@@ -87,7 +86,7 @@ class JobPage(Struct, frozen=True, rename="camel"):
     size: int
     total_items: int
     total_pages: int
-    #: Exact up to 10,000; above, the database's estimate (on SQLite: the least it can be).
+    #: False: exact. True above 100,000 matches, and where counting them would take too long.
     total_is_estimate: bool
     #: What to give as `cursor` to go on; null at the end.
     next: str | None
@@ -181,13 +180,13 @@ class Jobs(Controller):
         operation_class=SearchOperation,
     )
     async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
-        """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any.
+        """All filters that are given must match. `page` reaches the first 100,000 matches; `cursor` any.
 
         The query of a `targetUrl` often holds a secret: who may write or operate jobs sees it.
         """
         given = Parameters(request.query_params.multi_items(), (*NAMES, *_PAGING), metadata=True)
         size = given.number("size", 20, 1, 100)
-        page, cursor = given.number("page", 0, 0, _LONGEST_PAGE), given.text("cursor")
+        page, cursor = given.number("page", 0, 0, _LAST_PAGE), given.text("cursor")
         if cursor is not None and given.text("page") is not None:
             raise InvalidRequest("page: a cursor knows its page; leave one of them out", "page")
         found = await job_search.page(given.filter(), page=page, size=size, cursor=cursor)
@@ -197,7 +196,7 @@ class Jobs(Controller):
             found.page,
             size,
             found.total.items,
-            math.ceil(found.total.items / size),
+            found.total.pages(size),
             found.total.is_estimate,
             found.next,
         )
