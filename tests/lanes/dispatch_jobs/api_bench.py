@@ -20,6 +20,7 @@ from homing.http.server import serving
 from homing.lanes.dispatch_jobs.api import ROUTES, job_dependencies
 from homing.lanes.dispatch_jobs.job import Job, Report
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.key_index import replace_key_index
 from homing.lanes.dispatch_jobs.orders import Rules
 from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
@@ -151,6 +152,7 @@ async def api_bench(database_url: str) -> AsyncIterator[ApiBench]:
     database = connect(database_url)
     try:
         await migrate(database, load_migrations(["homing.lanes.dispatch_jobs"], database.dialect))
+        await replace_key_index(database)
         bench = ApiBench(database, log)
         async with (
             serving(bench.app(), "127.0.0.1", 0) as address,

@@ -224,6 +224,29 @@ async def test_one_key_serves_all_subscribers_of_an_event(api: ApiBench) -> None
 
 
 @pytest.mark.clause("JOB-18")
+async def test_one_key_serves_two_subscribers_behind_one_url(api: ApiBench) -> None:
+    async def create(**fields: Any) -> Any:
+        return await api.client.post("/api/dispatch/jobs", json={**JOB, "idempotencyKey": "event-1", **fields})
+
+    signed = await create(credentialsId=CREDENTIALS_TEXT)
+    unsigned = await create()
+    assert (signed.status_code, unsigned.status_code) == (201, 201)
+    assert (await create(credentialsId=CREDENTIALS_TEXT)).json()["id"] == signed.json()["id"]
+    assert (await create()).json()["id"] == unsigned.json()["id"]
+    other = await create(credentialsId=CREDENTIALS_TEXT, payload="{}")
+    assert other.status_code == 409
+    assert signed.json()["id"] in other.json()["error"]["message"]
+    jobs = [
+        {**JOB, "idempotencyKey": "event-2", "credentialsId": credentials}
+        for credentials in (CREDENTIALS_TEXT, None)
+    ]
+    for created in (2, 0):
+        reply = await api.post("jobs/batch", {"jobs": jobs, "atomic": True})
+        assert reply["created"] == created
+    assert await api.stored() == 4
+
+
+@pytest.mark.clause("JOB-18")
 async def test_two_hundred_creates_with_twenty_keys_are_twenty_jobs(api: ApiBench) -> None:
     async def create(n: int) -> tuple[str, int, str]:
         order = {**JOB, "idempotencyKey": f"key-{n % 20}", "payload": f"{n % 20}"}

@@ -131,7 +131,8 @@ class Jobs(Controller):
         """The payload will be posted to `targetUrl`, signed where `credentialsId` names credentials.
 
         With an `idempotencyKey`, the same order again answers 200 with the first job, and another order under
-        that key 409. A key is one of its source, type and target, so one event's key serves all subscribers.
+        that key 409. A key is one of its source, type, target and credentials, so one event's key serves all
+        subscribers.
         """
         require_json(request.headers.get("content-type"))
         placed = await job_orders.place(await request.body())

@@ -171,6 +171,7 @@ async def by_idempotency_key(session: Session, given: Given) -> list[Columns]:
         {
             "number": number,
             "id": found[key]["_id"],
+            "credentials_id": found[key].get("credentials_id"),
             "fingerprint": found[key].get("fingerprint"),
             "status": found[key]["status"],
             "created_at": found[key]["created_at"],

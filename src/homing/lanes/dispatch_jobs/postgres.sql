@@ -582,8 +582,8 @@ WITH batch AS MATERIALIZED (
         expires_at, idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, headers IS NOT NULL,
         greatest(scheduled_for, now()), greatest(scheduled_for, now()), ordering = 'none', position, traceparent, tracestate
     FROM batch
-    ORDER BY idempotency_key, source, type, target_url, number
-    ON CONFLICT (idempotency_key, source, type, md5(target_url)) WHERE idempotency_key IS NOT NULL DO NOTHING
+    ORDER BY idempotency_key, source, type, target_url, credentials_id, number
+    ON CONFLICT DO NOTHING
     RETURNING id, status, created_at
 ), metadata AS (
     INSERT INTO dispatch_job_metadata (dispatch_job_id, meta_key, meta_value)
@@ -598,7 +598,8 @@ SELECT batch.number, created.id, created.status, created.created_at
 FROM created JOIN batch ON batch.id = created.id
 
 -- name: by_idempotency_key
-SELECT k.number, j.id, j.fingerprint, j.status, j.created_at
+-- Also those with other credentials; see key_index.py.
+SELECT k.number, j.id, j.credentials_id, j.fingerprint, j.status, j.created_at
 FROM json_to_recordset(:keys::json) AS k(number integer, source text, type text, target_url text, idempotency_key text)
 JOIN dispatch_job AS j ON j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
     AND md5(j.target_url) = md5(k.target_url)
@@ -788,10 +789,13 @@ LIMIT 1
 SELECT 1 / CASE WHEN EXISTS (
     SELECT
     FROM json_to_recordset(:keys::json) AS k(
-        source text, type text, target_url text, idempotency_key text, fingerprint text)
-    JOIN dispatch_job AS j ON j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
-        AND md5(j.target_url) = md5(k.target_url)
-    WHERE j.fingerprint <> k.fingerprint) THEN 0 ELSE 1 END AS refused
+        source text, type text, target_url text, credentials_id bigint, idempotency_key text, fingerprint text)
+    WHERE NOT EXISTS (
+        SELECT
+        FROM dispatch_job AS j
+        WHERE j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
+          AND md5(j.target_url) = md5(k.target_url) AND coalesce(j.credentials_id, 0) = coalesce(k.credentials_id, 0)
+          AND coalesce(j.fingerprint, k.fingerprint) = k.fingerprint)) THEN 0 ELSE 1 END AS refused
 
 -- name: dead_groups
 -- One jump into the index per error class, then the newest jobs of each: a class with a million of them hides no

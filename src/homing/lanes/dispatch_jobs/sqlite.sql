@@ -475,7 +475,7 @@ SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b
     json_extract(b.value, '$.traceparent'), json_extract(b.value, '$.tracestate')
 FROM json_each(:batch) AS b
 WHERE true
-ON CONFLICT (idempotency_key, source, type, target_url) WHERE idempotency_key IS NOT NULL DO NOTHING;
+ON CONFLICT DO NOTHING;
 INSERT INTO dispatch_job_metadata (id, dispatch_job_id, meta_key, meta_value)
 SELECT j.id + row_number() OVER (PARTITION BY j.id), j.id, entry.key, entry.value
 FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64,
@@ -488,7 +488,7 @@ SELECT json_extract(b.value, '$.number') AS number, j.id, j.status, j.created_at
 FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64
 
 -- name: by_idempotency_key
-SELECT json_extract(k.value, '$.number') AS number, j.id, j.fingerprint, j.status, j.created_at
+SELECT json_extract(k.value, '$.number') AS number, j.id, j.credentials_id, j.fingerprint, j.status, j.created_at
 FROM json_each(:keys) AS k CROSS JOIN dispatch_job AS j
     ON j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
     AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
@@ -641,11 +641,16 @@ LIMIT 1
 -- Here it is the absolute value of the one number that has none.
 SELECT abs(CASE WHEN EXISTS (
     SELECT 1
-    FROM json_each(:keys) AS k CROSS JOIN dispatch_job AS j
-        ON j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
-        AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
-        AND j.target_url = json_extract(k.value, '$.target_url')
-    WHERE j.fingerprint <> json_extract(k.value, '$.fingerprint')) THEN -9223372036854775807 - 1 ELSE 1 END) AS refused
+    FROM json_each(:keys) AS k
+    WHERE NOT EXISTS (
+        SELECT 1
+        FROM dispatch_job AS j
+        WHERE j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
+          AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
+          AND j.target_url = json_extract(k.value, '$.target_url')
+          AND j.credentials_id IS json_extract(k.value, '$.credentials_id')
+          AND coalesce(j.fingerprint, json_extract(k.value, '$.fingerprint')) = json_extract(k.value, '$.fingerprint')))
+    THEN -9223372036854775807 - 1 ELSE 1 END) AS refused
 
 -- name: dead_groups
 WITH RECURSIVE class(error_class) AS (
