@@ -19,7 +19,7 @@ from homing.lanes.dispatch_jobs.bulk import BulkActions, JobBulkReply, JobBulkRe
 from homing.lanes.dispatch_jobs.dead import DeadJobs, DeadLetters
 from homing.lanes.dispatch_jobs.filters import NAMES, Parameters
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
-from homing.lanes.dispatch_jobs.masking import sight_of
+from homing.lanes.dispatch_jobs.masking import attempts_sight_of, sight_of
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.openapi import LOCATION, DeadOperation, SearchOperation, TargetsOperation
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules
@@ -248,13 +248,14 @@ class Jobs(Controller):
         opt=_READS,
     )
     async def attempts(
-        self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]
+        self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
     ) -> list[Attempt]:
+        """`errorStackTrace` is that of an error of our own, and only administrators see it."""
         number = job_number(job_id)
         rows = await dispatch_jobs.attempts(number)
         if not rows:
             await _existing(dispatch_jobs, number)
-        return [attempted(row) for row in rows]
+        return [*map(attempts_sight_of(request), map(attempted, rows))]
 
     @post(
         "/{job_id:str}/cancel",

@@ -449,6 +449,7 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
                 "delay": delay,
                 "error": failure.message or failure.code,
                 "error_class": failure.code,
+                "stack_trace": failure.trace or None,
             }
         case Bury(failure=failure, charged=charged, report=report):
             return {
@@ -457,6 +458,7 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
                 "counted": int(charged),
                 "error": failure.message or failure.code,
                 "error_class": failure.code,
+                "stack_trace": failure.trace or None,
             }
         case Discard(failure=failure):
             return {

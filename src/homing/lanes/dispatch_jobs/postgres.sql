@@ -335,7 +335,7 @@ SELECT group_id, ready FROM head LIMIT :limit
 WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
-        id bigint, fence bigint, status text, counted integer, delay double precision, error text,
+        id bigint, fence bigint, status text, counted integer, delay double precision, error text, stack_trace text,
         error_class text, millis bigint, attempt text, response_code integer, response_body text,
         response_headers jsonb, unknown boolean)
 ), held AS MATERIALIZED (
@@ -350,9 +350,9 @@ WITH batch AS MATERIALIZED (
 ), attempts AS (
     INSERT INTO dispatch_attempt (
         dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-        response_body, response_headers, error_class, error_message, unknown, worker)
+        response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
     SELECT id, attempt_number, now() - millis * interval '1 ms', now(), millis, attempt, response_code,
-        response_body, response_headers, error_class, error, coalesce(unknown, false), worker
+        response_body, response_headers, error_class, error, stack_trace, coalesce(unknown, false), worker
     FROM mine
     WHERE counted = 1
     ORDER BY id

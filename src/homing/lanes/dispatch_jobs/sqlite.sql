@@ -280,13 +280,13 @@ SET base = max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22,
 UPDATE homing_tsid SET last = base + json_array_length(:batch);
 INSERT INTO dispatch_attempt (
     id, dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-    response_body, response_headers, error_class, error_message, unknown, worker)
+    response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
 SELECT (SELECT base FROM homing_tsid) + b.key, j.id, j.attempt_count + 1,
     strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', json_extract(b.value, '$.millis') / -1000.0)), {now},
     json_extract(b.value, '$.millis'), json_extract(b.value, '$.attempt'), json_extract(b.value, '$.response_code'),
     json_extract(b.value, '$.response_body'), json_extract(b.value, '$.response_headers'),
-    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), coalesce(json_extract(b.value, '$.unknown'), 0),
-    j.locked_by
+    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), json_extract(b.value, '$.stack_trace'),
+    coalesce(json_extract(b.value, '$.unknown'), 0), j.locked_by
 FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = json_extract(b.value, '$.id')
 WHERE j.status = 'IN_PROGRESS' AND j.claim_seq = json_extract(b.value, '$.fence') AND json_extract(b.value, '$.counted') = 1;
 WITH batch AS MATERIALIZED (
