@@ -261,7 +261,7 @@ class Homing:
         return [*done, *again]
 
     async def finish_migration(self) -> bool:
-        """Whether nothing is left for processes of the version before; what they need goes with the last of them."""
+        """What processes of the version before need goes with the last of them; whether nothing of it is left."""
         until = await former_key_index_until(self.jobs_database)
         if until is None:
             return True

@@ -213,7 +213,9 @@ async def _finishing_migration(homing: Homing) -> AsyncIterator[None]:
     """What processes of the version before still need goes when the last of them has stopped."""
 
     async def until_finished() -> None:
-        while not await _is_migrated(homing):
+        while True:
+            if await _is_migrated(homing):
+                return
             await asyncio.sleep(_LOOK_FOR_FORMER)
 
     task = asyncio.create_task(until_finished())

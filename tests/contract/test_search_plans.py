@@ -27,9 +27,7 @@ A_PAGE = 200
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.clause("JOB-03", "JOB-17")
-async def test_every_filter_is_served_by_an_index(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_filter_is_served_by_an_index(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "MOST_COUNTED", COUNTED)
     await make_jobs(postgres_url, ROWS)
     asked = cases(ROWS)

@@ -238,7 +238,8 @@ async def test_the_stack_trace_of_an_error_of_ours_is_for_administrators(door: D
     await a_day_of_trouble(door)
     ((id,),) = [tuple(row.values()) for row in await door.sql("SELECT id FROM dispatch_job")]
     await door.sql(
-        "INSERT INTO dispatch_attempt (dispatch_job_id, attempt_number, attempted_at, status, error_stack_trace)"
+        "INSERT INTO dispatch_attempt"
+        " (dispatch_job_id, attempt_number, attempted_at, status, error_stack_trace)"
         f" VALUES ({id}, 1, '2026-01-31T12:00:00.000Z', 'FAILURE', 'ValueError at trace-canary') RETURNING id"
     )
     path = f"/api/dispatch/jobs/{text_of(id)}/attempts"

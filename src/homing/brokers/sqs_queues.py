@@ -30,6 +30,10 @@ def whole_seconds(seconds: float) -> int:
     return min(max(0, math.ceil(seconds)), _LONGEST_VISIBILITY)
 
 
+#: What a text is that is no URL.
+_NOWHERE = ("", 0)
+
+
 class _Place(Struct, frozen=True):
     """Where a queue is, its name left out. All names of loopback are one."""
 
@@ -38,10 +42,13 @@ class _Place(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> _Place:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        port = parts.port or (80 if parts.scheme == "http" else 443)
-        return cls(("localhost" if is_loopback(host) else host, port), parts.path.strip("/").rpartition("/")[0])
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+        except ValueError:
+            return cls(_NOWHERE, "")
+        account = parts.path.strip("/").rpartition("/")[0]
+        return cls(("localhost" if is_loopback(host) else host, port), account)
 
 
 class Queues:
@@ -73,10 +80,14 @@ class Queues:
             return _Place.of(one) == _Place.of(other)
         found = await self._existing(name_of(one))
         # A URL may say the endpoint as we were told it, or as the service itself calls it.
-        ours = {_Place.of(url).endpoint for url in (self._connection.endpoint.base_url, found) if url is not None}
+        ours = {_Place.of(url).endpoint for url in (self._connection.endpoint.base_url, found or "")}
         given = _Place.of(urls[0])
         # Without an answer the account cannot be told: ours, most likely.
-        return given.endpoint in ours and (found is None or given.account == _Place.of(found).account)
+        return (
+            given.endpoint != _NOWHERE
+            and given.endpoint in ours
+            and (found is None or given.account == _Place.of(found).account)
+        )
 
     async def _existing(self, name: str) -> str | None:
         """Its URL, if it is there and the service tells."""

@@ -151,15 +151,19 @@ A_DAY_AGO = {
     "postgres": "NOW() - INTERVAL '24 hours'",
     "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-24 hours')",
 }
-#: 2,500 completed jobs of a type, made over the last ten days.
+#: 2,500 completed jobs of each of two types, made over the last ten days.
+FILL = """
+INSERT INTO dispatch_job (
+    source, type, target_url, payload, target, status, duration_millis, created_at)
+SELECT 's' || n % 3, 't' || n % 2, 'https://example.com/', '', 'https://example.com:443', 'COMPLETED', n, {created}
+FROM {series} RETURNING 1
+"""
 LONG_HISTORY = {
-    "postgres": "INSERT INTO dispatch_job (source, type, target_url, payload, target, status, duration_millis, created_at)"
-    " SELECT 's' || n % 3, 't' || n % 2, 'https://example.com/', '', 'https://example.com:443', 'COMPLETED', n,"
-    " now() - n * interval '3 minutes' FROM generate_series(1, 5000) AS n RETURNING 1",
+    "postgres": FILL.format(
+        created="now() - n * interval '3 minutes'", series="generate_series(1, 5000) AS n"
+    ),
     "sqlite": "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 5000)"
-    " INSERT INTO dispatch_job (source, type, target_url, payload, target, status, duration_millis, created_at)"
-    " SELECT 's' || n % 3, 't' || n % 2, 'https://example.com/', '', 'https://example.com:443', 'COMPLETED', n,"
-    " strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d minutes', n * 3)) FROM n RETURNING 1",
+    + FILL.format(created="strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d minutes', n * 3))", series="n"),
 }
 
 

@@ -376,6 +376,7 @@ async def test_a_queue_is_named_by_its_url_or_its_name(
         if is_there:
             assert await broker.measure(Queue(queue)) is not None
         elsewhere = ["http://127.0.0.1:1/000000000000/" + queue, url_of(sqs_url, other)]
+        elsewhere += [f"http://127.0.0.1:99999/0/{queue}", f"http://[/0/{queue}", f"/{queue}"]
         if is_there:
             elsewhere.append(url_of(sqs_url, queue, account="111111111111"))
         ours = [queue, url_of(sqs_url, queue), url_of(sqs_url, queue, host="localhost")]

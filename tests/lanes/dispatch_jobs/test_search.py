@@ -106,6 +106,9 @@ async def test_by_time_of_creation(api: ApiBench) -> None:
     assert await found(
         api, createdAfter="2026-02-02T12:00:00+02:00", createdBefore="2026-02-02T10:00:00Z"
     ) == [ids[1]]
+    # A date is its midnight in UTC.
+    assert await found(api, createdAfter="2026-02-03") == [ids[2]]
+    assert await found(api, createdBefore="2026-02-02") == [ids[0]]
     assert await found(api, createdBefore="2026-02-02T10:00:00Z", source="s0", status="PENDING") == [ids[0]]
 
 
@@ -183,7 +186,9 @@ FILL = {
 
 
 @pytest.mark.clause("JOB-26", "JOB-03")
-@pytest.mark.parametrize("filters", [{}, {"source": "bulk"}, {"source": "bulk", "status": "PENDING"}], ids=repr)
+@pytest.mark.parametrize(
+    "filters", [{}, {"source": "bulk"}, {"source": "bulk", "status": "PENDING"}], ids=repr
+)
 async def test_totals_are_exact_right_after_a_bulk_load(sql_api: ApiBench, filters: dict[str, str]) -> None:
     """The planner knows nothing of these rows yet."""
     assert MOST_COUNTED == 100_000

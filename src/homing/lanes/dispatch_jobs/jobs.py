@@ -346,7 +346,9 @@ class DispatchJobs(SqlStore[Job]):
         rows = await self.run("by_idempotency_key", keys=keys_of(jobs)) if jobs else []
         found: dict[int, Ordered] = {}
         # The one with its own credentials last, which then counts.
-        for row in sorted(rows, key=lambda row: bool(row["credentials_id"] == jobs[row["number"]].credentials_id)):
+        for row in sorted(
+            rows, key=lambda row: bool(row["credentials_id"] == jobs[row["number"]].credentials_id)
+        ):
             found[row["number"]] = _repetition(jobs[row["number"]], row)
         return found
 

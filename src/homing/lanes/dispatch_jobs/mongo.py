@@ -42,7 +42,8 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_desk_dead: ("dead_codes", "dead_words", "count_states"),
     mongo_prune: ("prune_window", "prune_survey", "prune_candidates", "prune"),
     mongo_overview: (
-        "counts", "success_by_source", "duration_by_type", "needs_attention", "count_attention", "dead_groups",
+        "counts", "success_by_source", "duration_by_type", "needs_attention", "count_attention",
+        "dead_groups",
     ),
 }  # fmt: skip
 

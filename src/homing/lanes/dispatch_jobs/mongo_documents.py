@@ -147,7 +147,9 @@ def header_pairs(document: Mapping[str, Any]) -> str | None:
 def headers_of(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """As `stored_headers` has them; documents of the version before have a list of pairs."""
     headers = document.get("headers") or ()
-    return list(headers.items()) if isinstance(headers, Mapping) else [(name, value) for name, value in headers]
+    return (
+        list(headers.items()) if isinstance(headers, Mapping) else [(name, value) for name, value in headers]
+    )
 
 
 def stored_headers(pairs: Sequence[tuple[str, str]]) -> Mapping[str, str] | list[list[str]] | None:

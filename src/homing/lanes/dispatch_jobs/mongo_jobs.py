@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pymongo.errors import DuplicateKeyError
@@ -72,9 +72,7 @@ async def insert_jobs(session: Session, given: Given) -> list[Columns]:
     if not batch:
         return []
     drawn = await draw(session, len(batch))
-    documents = {
-        order["number"]: _document(order, drawn.first + n, drawn.now) for n, order in enumerate(batch)
-    }
+    documents = {order["number"]: _document(order, drawn.first + n) for n, order in enumerate(batch)}
     made = await _insert(session, documents)
     return rows(
         {"number": n, "id": d["_id"], "status": d["status"], "created_at": d["created_at"]}
@@ -83,15 +81,15 @@ async def insert_jobs(session: Session, given: Given) -> list[Columns]:
     )
 
 
-def _document(order: Mapping[str, Any], id: int, now: datetime) -> Document:
-    scheduled_for = instant(order["scheduled_for"])
-    starts = max(scheduled_for, now) if scheduled_for else now
+def _document(order: Mapping[str, Any], id: int) -> Document:
+    scheduled_for, created_at = instant(order["scheduled_for"]), time_of(id)
+    starts = max(scheduled_for, created_at) if scheduled_for else created_at
     is_grouped = order["ordering"] == "group"
     given = {
         "_id": id,
         **{name: order[name] for name in _ORDERED},
-        "created_at": time_of(id),
-        "updated_at": time_of(id),
+        "created_at": created_at,
+        "updated_at": created_at,
         "scheduled_for": scheduled_for,
         "expires_at": instant(order["expires_at"]),
         "next_attempt_at": starts,

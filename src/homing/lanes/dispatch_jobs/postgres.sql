@@ -580,7 +580,8 @@ WITH batch AS MATERIALIZED (
     SELECT id, homing_tsid_time(id), homing_tsid_time(id), external_id, source, type, group_id, target_url, target,
         protocol, payload, payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for,
         expires_at, idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, headers IS NOT NULL,
-        greatest(scheduled_for, now()), greatest(scheduled_for, now()), ordering = 'none', position, traceparent, tracestate
+        greatest(scheduled_for, homing_tsid_time(id)), greatest(scheduled_for, homing_tsid_time(id)), ordering = 'none',
+        position, traceparent, tracestate
     FROM batch
     ORDER BY idempotency_key, source, type, target_url, credentials_id, number
     ON CONFLICT DO NOTHING
