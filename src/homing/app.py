@@ -261,7 +261,7 @@ class Homing:
         return [*done, *again]
 
     async def finish_migration(self) -> bool:
-        """What processes of the version before need goes with the last of them; whether nothing of it is left."""
+        """What processes of the version before need goes with the last of them; whether it is gone."""
         until = await former_key_index_until(self.jobs_database)
         if until is None:
             return True

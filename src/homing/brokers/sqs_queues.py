@@ -76,8 +76,8 @@ class Queues:
     async def are_one(self, one: str, other: str) -> bool:
         """Two spellings with one name: whether endpoint and account are the same."""
         urls = [named for named in (one, other) if "://" in named]
-        if len(urls) == len((one, other)):
-            return _Place.of(one) == _Place.of(other)
+        if len(urls) != 1:
+            return bool(urls) and _Place.of(one) == _Place.of(other)
         found = await self._existing(name_of(one))
         # A URL may say the endpoint as we were told it, or as the service itself calls it.
         ours = {_Place.of(url).endpoint for url in (self._connection.endpoint.base_url, found or "")}

@@ -155,7 +155,8 @@ A_DAY_AGO = {
 FILL = """
 INSERT INTO dispatch_job (
     source, type, target_url, payload, target, status, duration_millis, created_at)
-SELECT 's' || n % 3, 't' || n % 2, 'https://example.com/', '', 'https://example.com:443', 'COMPLETED', n, {created}
+SELECT 's' || n % 3, 't' || n % 2, 'https://example.com/', '', 'https://example.com:443', 'COMPLETED', n,
+    {created}
 FROM {series} RETURNING 1
 """
 LONG_HISTORY = {

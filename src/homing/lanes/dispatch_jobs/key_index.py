@@ -2,8 +2,8 @@
 
 A process of that version names the columns of its index in ON CONFLICT, and a second unique index beside it
 would make an error of two that create one job at the same time. So the former index stays until the last such
-process has stopped. They are those that began before migration 0006: none of them starts after it. Until then,
-a key that is used with other credentials is a conflict, as it was. Inserts of ours agree with both indexes.
+process has stopped. They are those that began before migration 0006: none of them starts after it. Until
+then, a key that is used with other credentials is a conflict, as it was. Our inserts agree with both indexes.
 """
 
 from __future__ import annotations
