@@ -265,8 +265,9 @@ class Homing:
         until = await former_key_index_until(self.jobs_database)
         if until is None:
             return True
-        workers = await self.fleet.workers()
-        if any(worker.started_at < until and not worker.is_gone for worker in workers):
+        former = [one for one in await self.fleet.workers() if one.started_at < until and not one.is_gone]
+        if former:
+            self.telemetry.log.info("migrate.waits", why=f"{former[0].name} runs the version before")
             return False
         # Where another program is in the way: the next time.
         with suppress(Conflict):

@@ -19,11 +19,16 @@ _SINCE = (
     "SELECT applied_at FROM homing_migration WHERE component = 'dispatch_jobs' AND version = 6"
     " AND (({has_former}) OR NOT ({has_ours}))"
 )
-_POSTGRES, _SQLITE = "to_regclass('{}') IS NOT NULL", "EXISTS (SELECT 1 FROM sqlite_master WHERE name = '{}')"
 _FORMER, _OURS = "homing_job_idempotency", "homing_job_key"
+
+
+def _since(exists: str) -> str:
+    return _SINCE.format(has_former=exists.format(_FORMER), has_ours=exists.format(_OURS))
+
+
 _FORMER_SINCE: Final[Mapping[Dialect, str]] = {
-    dialect: _SINCE.format(has_former=exists.format(_FORMER), has_ours=exists.format(_OURS))
-    for dialect, exists in (("postgres", _POSTGRES), ("sqlite", _SQLITE))
+    "postgres": _since("to_regclass('{}') IS NOT NULL"),
+    "sqlite": _since("EXISTS (SELECT 1 FROM sqlite_master WHERE name = '{}')"),
 }
 _REPLACE: Final = """{timeout}
 DROP INDEX IF EXISTS homing_job_idempotency;
