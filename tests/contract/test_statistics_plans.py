@@ -48,11 +48,11 @@ async def vacuumed(connection: Connection) -> int:
     async with asyncio.timeout(60):
         while True:
             await connection.execute("VACUUM ANALYZE dispatch_job")
-            pages, visible = await connection.fetchrow(
+            row = await connection.fetchrow(
                 "SELECT relpages, relallvisible FROM pg_class WHERE relname = 'dispatch_job'"
             )
-            if visible == pages:
-                return int(pages)
+            if row is not None and row["relallvisible"] == row["relpages"]:
+                return int(row["relpages"])
             await asyncio.sleep(0.05)
 
 

@@ -649,7 +649,7 @@ async def test_an_error_of_ours_leaves_its_stack_trace_and_no_word_of_the_payloa
 ) -> None:
     async def crash(*_given: Any) -> Any:
         try:
-            return {}["secret-canary"]
+            return dict[str, str]()["secret-canary"]
         except KeyError as error:
             raise ValueError("secret-canary") from error
 
