@@ -48,6 +48,8 @@ class Failure(Struct, frozen=True, gc=False):
     code: str
     #: One line for a person.
     message: str = ""
+    #: Of a bug of ours, where it struck; nothing secret in it.
+    trace: str = ""
 
 
 class Delivered(Struct, frozen=True, tag=True, gc=False):
