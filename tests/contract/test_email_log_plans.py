@@ -71,28 +71,35 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
         assert not re.search(r"Seq Scan[^{}]*Relation Name[^a-z]+email_log[^_a-z]", plan)
 
 
-#: In the hands of those who send, and of those who publish.
+#: In the hands of those who send or publish.
 IN_FLIGHT = """
-UPDATE email_log SET status = '{status}', claim_seq = 1, locked_by = 'someone',
+UPDATE email_log SET status = '{status}', claim_seq = 1, locked_by = 'someone', last_queued_at = now(),
     locked_until = now() + interval '1 minute' WHERE id % 5 = 0
 """
+FENCED = ("settle", "renew", "release")
 
 
 @pytest.mark.clause("RTY-11", "RTY-02")
-@pytest.mark.parametrize("stage", ["send", "schedule"])
+@pytest.mark.parametrize(
+    ("stage", "status", "names"),
+    [
+        ("send", "Pending", FENCED),
+        ("send", "RetryQueued", ("claim_these",)),
+        ("schedule", "RetryQueued", FENCED),
+    ],
+)
 async def test_postgres_settles_without_a_look_at_what_others_have_in_flight(
-    postgres_url: str, stage: str
+    postgres_url: str, stage: str, status: str, names: tuple[str, ...]
 ) -> None:
     async with email_bench(postgres_url) as lane, measuring(postgres_url) as connection:
         await lane.sql(POSTGRES_ROWS)
         store: SqlStore[Any] = lane.emails if stage == "send" else lane.due
-        names = ("settle", "renew", "release", *(["claim_these"] if stage == "send" else []))
         batch = our_batch(ROWS, status="Sent", charged=1, published=True)
         given = {**store._parameters, "batch": batch}
         await assert_only_ours_are_read(
             connection,
             "email_log",
-            IN_FLIGHT.format(status="RetryQueued" if stage == "send" else "Failed"),
+            IN_FLIGHT.format(status=status),
             {name: (store._queries[name], given) for name in names},
         )
 

@@ -228,7 +228,7 @@ async def test_metrics_tell_what_targets_hold_back_and_for_how_long(jobs: JobBen
     assert (value("homing_held_back_age_seconds", held) or 0) >= 900
     assert (value("homing_oldest_due_age_seconds", {"lane": "dispatch_jobs"}) or 0) >= 900
     await jobs.jobs.run("resume_target", target=ONE)
-    backlog.look._next = 0.0
+    backlog.look._last = None
     await backlog.refresh()
     assert value("homing_held_back_messages", held) is None, "a target that takes jobs again is not named"
     assert value("homing_held_back_age_seconds", held) is None
