@@ -191,11 +191,11 @@ async def test_another_program_produces_dispatches_and_puts_back_beside_ours(
                 return await foreign.states() == Counter(wanted)
 
             never = MAILS // 10
-            await until(lambda: states_are(sent=MAILS - never, failed=never))
+            await until(lambda: states_are(sent=MAILS - never, failed=never), 240)
             # Those who were refused can be reached now, and ten mails are to go out once more.
             refused.clear()
             await foreign.put_back("status = 'failed' OR subject IN ('0', '1', '2', '4', '5')")
-            await until(lambda: states_are(sent=MAILS))
+            await until(lambda: states_are(sent=MAILS), 240)
             theirs.cancel()
             await asyncio.gather(theirs, return_exceptions=True)
         got = Counter(str(message_from_bytes(mail.data)["subject"]) for mail in relay.mails)

@@ -53,6 +53,7 @@ TABLES: Final = (
             "send_at": added("time"),
             "delivered_by": _TEXT,
             "delivered_millis": _INTEGER,
+            "ended_claim": _INTEGER,
         },
         key="id",
         one_of=(("text_body", "html_body"),),
