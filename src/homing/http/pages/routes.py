@@ -6,7 +6,6 @@ from typing import Any
 
 from litestar import Router
 
-from homing.db.lately import Lately
 from homing.http.live import Piece, Streams
 from homing.http.pages.alerts import AlertPages
 from homing.http.pages.audit import AuditPages
@@ -63,8 +62,7 @@ def page_router() -> Router:
 def page_dependencies(telemetry: Telemetry, statistics: JobStatistics) -> dict[str, Any]:
     return {
         "streams": Streams(telemetry, _written),
-        # They remember their answer themselves, for as long as it serves.
-        "job_figures": Lately(statistics.look, lambda _took: 0.0),
+        "job_figures": statistics.look,
     }
 
 
