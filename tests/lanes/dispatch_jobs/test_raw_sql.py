@@ -183,7 +183,7 @@ async def test_sqlite_takes_times_in_every_form_that_it_reads(sqlite_url: str) -
 
 async def test_what_cannot_be_is_refused(lane: JobBench) -> None:
     wrong: list[dict[str, Any]] = [
-        {"status": "SENT"}, {"max_retries": 0}, {"retry_strategy": "random"}, {"attempt_count": -1},
+        {"status": "SENT"}, {"max_retries": 0}, {"attempt_count": -1},
         {"ordering": "group"}, {"ordering": "some"},
     ]  # fmt: skip
     for columns in wrong:
