@@ -461,7 +461,7 @@ def key_of(claim: Claim[Job]) -> ClaimKey:
 
 
 def _late(columns: Sequence[dict[str, Any]], settled: set[int]) -> list[dict[str, Any]]:
-    """Those that were refused. A batch may hold several claims of a job; only the youngest can have settled."""
+    """Those that were refused. Of several claims of a job only the youngest can have settled."""
     youngest: dict[int, int] = {}
     for one in columns:
         youngest[one["id"]] = max(one["fence"], youngest.get(one["id"], 0))

@@ -1,4 +1,4 @@
-"""How claims end on MongoDB: fenced, all of a flush in one bulk write, each with its attempt in the document."""
+"""How claims end on MongoDB: fenced, a flush is one bulk write, each attempt is in its job's document."""
 
 from __future__ import annotations
 
