@@ -368,6 +368,28 @@ async def test_what_has_expired_is_ended_unsent_with_that_reason(lane: JobBench)
     assert await lane.jobs.sweep(10) == {}
 
 
+@pytest.mark.clause("JOB-34")
+@pytest.mark.parametrize("by", ["sweep", "claim"])
+async def test_an_expiry_keeps_the_last_real_error_beside_its_reason(lane: JobBench, by: str) -> None:
+    failed, fresh = await lane.create(URL, 2, expires_at=soon(3600))
+    await _fail(lane, failed)
+    claim = await lane.jobs.claim_one(failed)
+    assert claim is not None
+    # Put off, which is no attempt: what the last one met is still what it met.
+    await lane.jobs.settle([(claim, RetryIn(1.0, Failure("target_busy", "busy"), charged=False))])
+    row = await lane.row(failed)
+    assert (row["last_error"], row["error_class"]) == ("HTTP 500", "http_500")
+    await lane.pass_time(4000)
+    if by == "sweep":
+        await lane.jobs.sweep(10)
+    else:
+        await lane.run_batch()
+    rows = [await lane.row(id) for id in (failed, fresh)]
+    assert {(row["status"], row["error_class"]) for row in rows} == {("ERROR", "expired")}
+    reason = "expired before it could be delivered"
+    assert [row["last_error"] for row in rows] == [f"{reason}; last error: HTTP 500", reason]
+
+
 async def test_a_sweep_is_limited_and_goes_on_where_it_stopped(lane: JobBench) -> None:
     await lane.create(URL, 5, expires_at=soon(60))
     await lane.pass_time(100)
