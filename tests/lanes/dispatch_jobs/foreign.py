@@ -14,13 +14,17 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
+from importlib import import_module
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
-import botocore.exceptions
-import botocore.session
 import httpx
+
+# They ship no types, so that they are Any to us.
+_session: Any = import_module("botocore.session")
+_errors: Any = import_module("botocore.exceptions")
 
 Statement = tuple[str, Sequence[Any]]
 
@@ -41,8 +45,7 @@ class Console:
         try:
             async with connection.transaction():
                 for text, values in statements:
-                    numbers = iter(range(1, 100))
-                    rows = await connection.fetch(re.sub(r"\?", lambda _: f"${next(numbers)}", text), *values)
+                    rows = await connection.fetch(_numbered(text), *values)
                 return [dict(row) for row in rows]
         finally:
             await connection.close()
@@ -68,6 +71,11 @@ class Console:
 
     def an_hour_ago(self) -> str:
         return "now() - interval '1 hour'" if self.is_postgres else "datetime('now', '-1 hour')"
+
+
+def _numbered(text: str) -> str:
+    numbers = count(1)
+    return re.sub(r"\?", lambda _: f"${next(numbers)}", text)
 
 
 class Producer:
@@ -143,7 +151,7 @@ class Router:
 
     def __init__(self, endpoint: str, queue: str) -> None:
         self._queue = queue
-        self._sqs = botocore.session.Session().create_client(
+        self._sqs = _session.Session().create_client(
             "sqs", region_name="us-east-1", endpoint_url=endpoint,
             aws_access_key_id="foreign", aws_secret_access_key="foreign",
         )  # fmt: skip
@@ -156,7 +164,7 @@ class Router:
                 await asyncio.gather(*(self._mediate(client, url, message) for message in messages))
 
     def _receive(self) -> tuple[str, list[dict[str, Any]]]:
-        with suppress(botocore.exceptions.ClientError):
+        with suppress(_errors.ClientError):
             url = self._sqs.get_queue_url(QueueName=self._queue)["QueueUrl"]
             found = self._sqs.receive_message(
                 QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=1, VisibilityTimeout=2

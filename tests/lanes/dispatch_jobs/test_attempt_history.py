@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.jobs import JobBench, eventually, job_bench, job_benches
 
-from homing.engine.model import Complete, Failure, RetryIn
-from homing.lanes.dispatch_jobs.job import Report
+from homing.engine.model import Claim, Complete, Failure, RetryIn, Settlement
+from homing.lanes.dispatch_jobs.job import Job, Report
 from homing.testing.http_sink import Answer, HttpSink
 
 URL = "https://partner.example/hooks"
@@ -151,7 +151,12 @@ async def test_late_results_of_several_claims_of_one_job_get_a_number_each(lane:
     # The last is still its own: somebody put it back, and claimed it again.
     last = await lane.jobs.claim_one(id)
     assert last is not None
-    batch = [(claims[1], SUCCESS), (claims[0], FAILED), (last, SUCCESS), (claims[2], FAILED)]
+    batch: list[tuple[Claim[Job], Settlement]] = [
+        (claims[1], SUCCESS),
+        (claims[0], FAILED),
+        (last, SUCCESS),
+        (claims[2], FAILED),
+    ]
     assert await lane.jobs.settle(batch) == {id}
     attempts = await lane.attempts(id)
     assert sorted(a["claim_seq"] for a in attempts) == [1, 2, 3, 4]
