@@ -417,7 +417,7 @@ SET status = {as_it_was},
     locked_by = NULL,
     lease_expires_at = NULL,
     updated_at = {now}
-FROM homing_tsid AS t CROSS JOIN dispatch_attempt AS a ON a.id > t.base AND a.id <= t.last
+FROM homing_tsid CROSS JOIN dispatch_attempt AS a ON a.id > homing_tsid.base AND a.id <= homing_tsid.last
 WHERE dispatch_job.id = a.dispatch_job_id AND dispatch_job.claim_seq = a.claim_seq AND dispatch_job.status = 'IN_PROGRESS'
 RETURNING dispatch_job.id
 
