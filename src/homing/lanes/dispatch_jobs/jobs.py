@@ -233,7 +233,11 @@ class DispatchJobs(SqlStore[Job]):
         self._holdings.take(claim for claim in claims if claim.id in kept)
         # What is given up now may arrive all the same, also when no rescue took it: somebody changed the job.
         gone = [claim for claim in claims if claim.id not in kept and key_of(claim) in self.sending]
-        await self._record_late([_interrupted(claim, self._sent_for(claim)) for claim in gone])
+        try:
+            await self._record_late([_interrupted(claim, self._sent_for(claim)) for claim in gone])
+        except DatabaseError as error:
+            # The others' leases are renewed, and must not count as lost for a line of the history.
+            self._telemetry.log.warning("attempts.unrecorded", error=str(error), attempts=len(gone))
         return kept
 
     async def release(self, claims: Sequence[Claim[Job]]) -> set[int]:

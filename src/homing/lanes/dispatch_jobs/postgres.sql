@@ -495,7 +495,7 @@ FOR UPDATE
 WITH batch AS MATERIALIZED (
     SELECT b.*, b.fence - coalesce(b.lost, 0) AS claim
     FROM json_to_recordset(:batch::json) AS b(
-        id bigint, fence bigint, counted integer, error text, error_class text, millis bigint, attempt text,
+        id bigint, fence bigint, counted integer, error text, stack_trace text, error_class text, millis bigint, attempt text,
         response_code integer, response_body text, response_headers jsonb, unknown boolean, lost integer)
 ), known AS MATERIALIZED (
     SELECT a.id, a.dispatch_job_id, a.claim_seq, a.error_class
@@ -505,6 +505,7 @@ WITH batch AS MATERIALIZED (
     SET attempted_at = now() - batch.millis * interval '1 ms', completed_at = now(), duration_millis = batch.millis,
         status = batch.attempt, response_code = batch.response_code, response_body = batch.response_body,
         response_headers = batch.response_headers, error_class = batch.error_class, error_message = batch.error,
+        error_stack_trace = batch.stack_trace,
         unknown = coalesce(batch.unknown, false)
     FROM batch JOIN known ON known.dispatch_job_id = batch.id AND known.claim_seq = batch.claim
     WHERE a.id = known.id AND known.error_class = :lost_class AND batch.error_class IS DISTINCT FROM :lost_class
@@ -517,9 +518,9 @@ WITH batch AS MATERIALIZED (
 ), added AS (
     INSERT INTO dispatch_attempt (
         dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-        response_body, response_headers, error_class, error_message, unknown, worker)
+        response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
     SELECT id, claim, attempt_number, now() - millis * interval '1 ms', now(), millis, attempt, response_code,
-        response_body, response_headers, error_class, error, coalesce(unknown, false), :owner
+        response_body, response_headers, error_class, error, stack_trace, coalesce(unknown, false), :owner
     FROM missing
     ORDER BY id, claim
 )

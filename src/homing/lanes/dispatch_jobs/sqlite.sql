@@ -442,18 +442,19 @@ SET attempted_at = {begun},
     response_headers = json_extract(b.value, '$.response_headers'),
     error_class = json_extract(b.value, '$.error_class'),
     error_message = json_extract(b.value, '$.error'),
+    error_stack_trace = json_extract(b.value, '$.stack_trace'),
     unknown = coalesce(json_extract(b.value, '$.unknown'), 0)
 FROM json_each(:batch) AS b
 WHERE dispatch_attempt.dispatch_job_id = json_extract(b.value, '$.id') AND dispatch_attempt.claim_seq = {late_claim}
   AND dispatch_attempt.error_class = :lost_class AND json_extract(b.value, '$.error_class') IS NOT :lost_class;
 INSERT INTO dispatch_attempt (
     id, dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-    response_body, response_headers, error_class, error_message, unknown, worker)
+    response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
 SELECT (SELECT base FROM homing_tsid) + b.key, j.id, {late_claim},
     j.attempt_count + row_number() OVER (PARTITION BY j.id ORDER BY {late_claim}), {begun}, {now},
     json_extract(b.value, '$.millis'), json_extract(b.value, '$.attempt'), json_extract(b.value, '$.response_code'),
     json_extract(b.value, '$.response_body'), json_extract(b.value, '$.response_headers'),
-    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'),
+    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), json_extract(b.value, '$.stack_trace'),
     coalesce(json_extract(b.value, '$.unknown'), 0), :owner
 FROM {late}
 WHERE NOT EXISTS (
