@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -93,10 +93,15 @@ def _leave(directory: Path, let_go: Callable[[], None], *, is_worker: bool) -> N
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def make_tables(url: str, packages: Iterable[str]) -> None:
+def make_tables(url: str, packages: Collection[str]) -> None:
+    # Not at the top: most tests can do without the lane.
+    from homing.lanes.dispatch_jobs.key_index import replace_key_index
+
     async def make() -> None:
         database = connect(url)
         await migrate(database, load_migrations(packages, database.dialect))
+        if "homing.lanes.dispatch_jobs" in packages:
+            await replace_key_index(database)
         await database.close()
 
     # A thread of its own, because a test's event loop may be running.

@@ -71,7 +71,7 @@ class Tables:
 
     async def add_header(self, job_id: int, name: str, value: str) -> None:
         if isinstance(self.database, MongoDatabase):
-            header = {"$push": {"headers": [name, value]}}
+            header = {"$set": {f"headers.{name}": value}}
             await self.database.opened[JOBS].update_one({"_id": job_id}, header)
             return
         row = {"dispatch_job_id": job_id, "header_name": name, "header_value": value}

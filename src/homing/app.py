@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -14,7 +14,8 @@ from homing.db import Database, connect
 from homing.db.migrate import Migration, check, load_migrations, migrate
 from homing.db.patience import Patience, patiently
 from homing.engine.prune import plan, read_retention
-from homing.errors import SchemaError, SettingsError
+from homing.errors import Conflict, SchemaError, SettingsError
+from homing.lanes.dispatch_jobs.key_index import former_key_index_until, replace_key_index
 from homing.lanes.open_events.adopt import refusals
 from homing.lanes.open_events.repair import Loss, losses, repair
 from homing.lines import Line
@@ -256,7 +257,22 @@ class Homing:
         done = [one for database, wanted in self.schemas for one in await migrate(database, wanted, patience)]
         # Another program may have made its tables anew since, without what had been added to them.
         again = await patiently(lambda: repair(self.notify_database, self._notify_migrations, patience))
+        await self.finish_migration()
         return [*done, *again]
+
+    async def finish_migration(self) -> bool:
+        """What processes of the version before need goes with the last of them; whether it is gone."""
+        until = await former_key_index_until(self.jobs_database)
+        if until is None:
+            return True
+        former = [one for one in await self.fleet.workers() if one.started_at < until and not one.is_gone]
+        if former:
+            self.telemetry.log.info("migrate.waits", why=f"{former[0].name} runs the version before")
+            return False
+        # Where another program is in the way: the next time.
+        with suppress(Conflict):
+            await replace_key_index(self.jobs_database)
+        return await former_key_index_until(self.jobs_database) is None
 
     async def _refuse_unknown_tables(self) -> None:
         """Those of open_events may be another program's: they are taken as they are, or left alone."""

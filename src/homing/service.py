@@ -11,13 +11,15 @@ from typing import Any
 from homing.app import Homing
 from homing.engine.calling_off import call_off
 from homing.engine.prune import Pruner
-from homing.errors import HomingError
+from homing.errors import DatabaseError, HomingError
 from homing.lanes.mail_outbox.dispatching import DispatchReply, DispatchRequest
 from homing.lines import Line
 from homing.workers.heartbeat import Heartbeat
 
 #: Seconds that a stop waits for a claim that is under way; its rows are rescued when it comes later.
 _LAST_CLAIM = 5.0
+#: Seconds between two looks whether processes of the version before are still there.
+_LOOK_FOR_FORMER = 60.0
 
 
 class Stop:
@@ -49,6 +51,7 @@ async def run(
         _counting(homing, api=api),
         _alerting(homing),
         _beating(homing, lanes, api=api) as heartbeat,
+        _finishing_migration(homing),
     ):
         homing.ground.address = address or None
         _check_templates(homing, lanes)
@@ -203,6 +206,31 @@ async def _kept(homing: Homing, keep: Callable[[], Awaitable[None]]) -> None:
         await keep()
     except Exception as bug:  # noqa: BLE001 - what is only counted must not hold up a stop
         homing.telemetry.crashed("figures.crashed", bug)
+
+
+@asynccontextmanager
+async def _finishing_migration(homing: Homing) -> AsyncIterator[None]:
+    """What processes of the version before still need goes when the last of them has stopped."""
+
+    async def until_finished() -> None:
+        while True:
+            if await _is_migrated(homing):
+                return
+            await asyncio.sleep(_LOOK_FOR_FORMER)
+
+    task = asyncio.create_task(until_finished())
+    try:
+        yield
+    finally:
+        await call_off(task)
+
+
+async def _is_migrated(homing: Homing) -> bool:
+    try:
+        return await homing.finish_migration()
+    except DatabaseError as error:
+        homing.telemetry.log.warning("migrate.unfinished", error=str(error))
+        return False
 
 
 @asynccontextmanager

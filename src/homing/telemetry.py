@@ -51,6 +51,8 @@ _MOST_TARGETS = 100
 _SAID_EVERY = 60.0
 #: As much of a stack as it takes to find the place.
 _FRAMES = 12
+#: Errors in a row, of which each brought about the one before.
+_CAUSES = 5
 
 #: What each metric is, and its labels. A counter is exposed as homing_…_total, a histogram as
 #: homing_…_seconds.
@@ -473,9 +475,22 @@ class Telemetry:
 
     def crashed(self, event: str, bug: BaseException, **fields: Any) -> None:
         """Where a bug struck, but not its message: that may quote an address or a body."""
-        frames = traceback.extract_tb(bug.__traceback__)[-_FRAMES:]
-        places = [f"{PurePath(f.filename).name}:{f.lineno} {f.name}" for f in frames]
-        self.log.error(event, error=type(bug).__name__, places=places, **fields)
+        self.log.error(event, error=type(bug).__name__, places=_places(bug), **fields)
+
+
+def stack_trace(bug: BaseException) -> str:
+    """Where a bug struck, and what brought it about, without their messages."""
+    told: list[str] = []
+    cause: BaseException | None = bug
+    while cause is not None and len(told) < _CAUSES:
+        told.append("\n".join([type(cause).__qualname__, *(f"  at {place}" for place in _places(cause))]))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\ncaused by ".join(told)
+
+
+def _places(bug: BaseException) -> list[str]:
+    frames = traceback.extract_tb(bug.__traceback__)[-_FRAMES:]
+    return [f"{PurePath(f.filename).name}:{f.lineno} {f.name}" for f in frames]
 
 
 class _LineWriter:

@@ -231,3 +231,25 @@ async def test_where_alerts_go_is_told_to_nobody(door: Door) -> None:
     assert shown["targetUrl"] == "https://hooks.chat.example/…"
     requeued = await door.ask("POST", f"/api/dispatch/jobs/{id}/cancel", everything)
     assert (requeued.status_code, "path-canary" in requeued.text) == (200, False)
+
+
+@pytest.mark.clause("JOB-28")
+async def test_the_stack_trace_of_an_error_of_ours_is_for_administrators(door: Door) -> None:
+    await a_day_of_trouble(door)
+    ((id,),) = [tuple(row.values()) for row in await door.sql("SELECT id FROM dispatch_job")]
+    await door.sql(
+        "INSERT INTO dispatch_attempt"
+        " (dispatch_job_id, attempt_number, attempted_at, status, error_stack_trace)"
+        f" VALUES ({id}, 1, '2026-01-31T12:00:00.000Z', 'FAILURE', 'ValueError at trace-canary') RETURNING id"
+    )
+    path = f"/api/dispatch/jobs/{text_of(id)}/attempts"
+    for scopes, shown in (
+        (("jobs:read",), None),
+        (("jobs:read", "jobs:write", "jobs:operate", "ops"), None),
+        (("*",), "ValueError at trace-canary"),
+    ):
+        (attempt,) = (await door.ask("GET", path, await door.key(*scopes))).json()
+        assert attempt["errorStackTrace"] == shown
+    reader = await door.key("desk:read", "jobs:read", "jobs:operate")
+    for page in (f"/messages/{text_of(id)}", f"/api/messages/{text_of(id)}"):
+        assert "trace-canary" not in await seen(door, reader, page)

@@ -113,6 +113,9 @@ class Broker(Protocol):
     async def consume(self, queue: Queue, prefetch: int) -> Consumer:
         """Begin to read a queue, with at most `prefetch` messages received and not yet acknowledged."""
 
+    async def find(self, named: str, among: Sequence[str]) -> str | None:
+        """Which of these queues that is, as it is called there: a queue of SQS has a name and a URL."""
+
     async def depth(self, queue: Queue) -> int | None:
         """How many messages wait, about; None when the broker does not tell."""
 

@@ -247,6 +247,9 @@ class MemoryBroker:
     async def consume(self, queue: Queue, prefetch: int) -> MemoryConsumer:
         return MemoryConsumer(self.hall, queue, prefetch)
 
+    async def find(self, named: str, among: Sequence[str]) -> str | None:
+        return named if named in among else None
+
     async def depth(self, queue: Queue) -> int | None:
         return self.hall.queue(queue.name).depth
 

@@ -44,6 +44,9 @@ class RabbitBroker:
         self._consumers = [*(one for one in self._consumers if not one.is_closed), consumer]
         return consumer
 
+    async def find(self, named: str, among: Sequence[str]) -> str | None:
+        return named if named in among else None
+
     async def depth(self, queue: Queue) -> int | None:
         found = await self.measure(queue)
         return None if found is None else found.waiting

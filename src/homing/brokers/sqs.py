@@ -10,7 +10,7 @@ from homing.brokers.base import Depth, Publication, Queue
 from homing.brokers.sqs_client import TROUBLE, Connection, Endpoint, is_missing_queue
 from homing.brokers.sqs_consumer import BATCH, SqsConsumer
 from homing.brokers.sqs_letters import entry_of, size_of
-from homing.brokers.sqs_queues import Queues, is_fifo
+from homing.brokers.sqs_queues import Queues, is_fifo, name_of
 from homing.engine.model import Failure
 from homing.telemetry import Telemetry
 
@@ -89,6 +89,14 @@ class SqsBroker:
         consumer = SqsConsumer(self._connection, self._queues, queue, prefetch, self._telemetry)
         self._consumers = [*(one for one in self._consumers if not one.is_closed), consumer]
         return consumer
+
+    async def find(self, named: str, among: Sequence[str]) -> str | None:
+        if named in among:
+            return named
+        for other in among:
+            if name_of(other) == name_of(named) and await self._queues.are_one(named, other):
+                return other
+        return None
 
     async def depth(self, queue: Queue) -> int | None:
         found = await self.measure(queue)

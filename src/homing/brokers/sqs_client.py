@@ -42,6 +42,11 @@ class Endpoint(Struct, frozen=True):
         """For logs and errors."""
         return self.url or f"SQS in {self.region}"
 
+    @property
+    def base_url(self) -> str:
+        """Where its queues' URLs begin."""
+        return self.url or f"https://sqs.{self.region}.amazonaws.com"
+
     @classmethod
     def from_url(cls, url: str) -> Endpoint:
         parts = urlsplit(url)
@@ -52,7 +57,7 @@ class Endpoint(Struct, frozen=True):
         if not parts.hostname:
             return cls(None, region or _need_region())
         port = f":{parts.port}" if parts.port else ""
-        if _is_loopback(parts.hostname):
+        if is_loopback(parts.hostname):
             return cls(f"http://{parts.hostname}{port}", region or "us-east-1", _credentials_for_loopback())
         return cls(f"https://{parts.hostname}{port}", region or _need_region())
 
@@ -68,7 +73,7 @@ def _need_region() -> str:
     raise SettingsError("sqs:// needs a region: write sqs://?region=eu-central-1, or set AWS_REGION")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from homing.brokers.base import Queue
-from homing.brokers.sqs_client import TROUBLE, Client, Connection, is_missing_queue
+from homing.brokers.sqs_client import TROUBLE, Client, Connection, is_loopback, is_missing_queue
 from homing.engine.model import Failure
 
 _LONGEST_VISIBILITY = 43_200
+
+
+def name_of(queue: str) -> str:
+    """Of a queue that is named by its name or its URL."""
+    return queue.rpartition("/")[2]
 
 
 def is_fifo(name: str) -> bool:
@@ -20,6 +28,27 @@ def is_fifo(name: str) -> bool:
 def whole_seconds(seconds: float) -> int:
     """SQS counts in whole seconds, up to twelve hours."""
     return min(max(0, math.ceil(seconds)), _LONGEST_VISIBILITY)
+
+
+#: What a text is that is no URL.
+_NOWHERE = ("", 0)
+
+
+class _Place(Struct, frozen=True):
+    """Where a queue is, its name left out. All names of loopback are one."""
+
+    endpoint: tuple[str, int]
+    account: str
+
+    @classmethod
+    def of(cls, url: str) -> _Place:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+        except ValueError:
+            return cls(_NOWHERE, "")
+        account = parts.path.strip("/").rpartition("/")[0]
+        return cls(("localhost" if is_loopback(host) else host, port), account)
 
 
 class Queues:
@@ -44,8 +73,34 @@ class Queues:
             self._urls[queue.name] = url
             return url
 
+    async def are_one(self, one: str, other: str) -> bool:
+        """Two spellings with one name: whether endpoint and account are the same."""
+        urls = [named for named in (one, other) if "://" in named]
+        if len(urls) != 1:
+            return bool(urls) and _Place.of(one) == _Place.of(other)
+        found = await self._existing(name_of(one))
+        # A URL may say the endpoint as we were told it, or as the service itself calls it.
+        ours = {_Place.of(url).endpoint for url in (self._connection.endpoint.base_url, found or "")}
+        given = _Place.of(urls[0])
+        # Without an answer the account cannot be told: ours, most likely.
+        return (
+            given.endpoint != _NOWHERE
+            and given.endpoint in ours
+            and (found is None or given.account == _Place.of(found).account)
+        )
+
+    async def _existing(self, name: str) -> str | None:
+        """Its URL, if it is there and the service tells."""
+        if name not in self._urls:
+            try:
+                client = await self._connection.client()
+                self._urls[name] = str((await client.get_queue_url(QueueName=name))["QueueUrl"])
+            except TROUBLE:
+                return None
+        return self._urls[name]
+
     async def _find_or_make(self, client: Client, queue: Queue) -> str:
-        name = queue.name.rpartition("/")[2]
+        name = name_of(queue.name)
         try:
             found = await client.get_queue_url(QueueName=name)
         except TROUBLE as error:

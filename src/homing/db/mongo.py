@@ -50,6 +50,7 @@ _WAKES = "homing_wake"
 _LEDGER = "homing_migration"
 
 _NAMESPACE_EXISTS = 48
+_INDEX_NOT_FOUND = 27
 _DUPLICATE_KEY = 11000
 _LOST_CONTESTS = frozenset({24, 112, 251})
 _NOT_TAKEN = Refused, "does not take a value: too long, not allowed or malformed"
@@ -260,7 +261,8 @@ class MongoDatabase:
         try:
             await self.opened.command(ready)
         except OperationFailure as error:
-            if error.code != _NAMESPACE_EXISTS:
+            # It was run before.
+            if error.code not in {_NAMESPACE_EXISTS, _INDEX_NOT_FOUND}:
                 raise
 
     # ── wake-ups ─────────────────────────────────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ from homing.engine.policy import decide
 from homing.engine.renew import Renewer
 from homing.engine.settle import Settler
 from homing.errors import DatabaseError
-from homing.telemetry import Telemetry
+from homing.telemetry import Telemetry, stack_trace
 
 #: Seconds that a stop waits for settlements when the grace time is over.
 _LAST_SETTLE = 2.0
@@ -145,7 +145,7 @@ class Deliverer:
             return Retry(Failure("database_error", str(error)), charged=False)
         except Exception as bug:  # noqa: BLE001 - the one place between a bug and the loop
             self._telemetry.crashed("delivery.crashed", bug, lane=self.lane.name, id=claim.id)
-            return Retry(Failure("internal_error", type(bug).__name__))
+            return Retry(Failure("internal_error", type(bug).__name__, stack_trace(bug)))
 
     # ── the end of a flight ──────────────────────────────────────────────────────────────────────
 

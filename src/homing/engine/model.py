@@ -48,6 +48,8 @@ class Failure(Struct, frozen=True, gc=False):
     code: str
     #: One line for a person.
     message: str = ""
+    #: Of a bug of ours, where it struck; nothing secret in it.
+    trace: str = ""
 
 
 #: Why a claim ended of which nobody knows whether its effect took place.

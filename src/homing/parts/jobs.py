@@ -192,9 +192,10 @@ class Jobs:
         return open_own_sender(self._settings.jobs_batch)
 
     async def _knows_queue(self, url: str) -> bool:
-        if self.broker is None or url == self._settings.jobs_queue:
+        if self.broker is None:
             return True
-        return url in {queue.queue_uri for queue in (await self.router_configs.recent()).queues}
+        known = [queue.queue_uri for queue in (await self.router_configs.recent()).queues]
+        return await self.broker.find(url, [self._settings.jobs_queue, *known]) is not None
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ from homing.http.server import serving
 from homing.lanes.dispatch_jobs.api import ROUTES, job_dependencies
 from homing.lanes.dispatch_jobs.job import Job, Report
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.key_index import replace_key_index
 from homing.lanes.dispatch_jobs.orders import Rules
 from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
@@ -109,9 +110,7 @@ class ApiBench:
         await self.settle(await self.claim(), DELIVERED)
 
     async def bury_all(self, code: str = "http_500", message: str = "HTTP 500") -> None:
-        await self.settle(
-            await self.claim(), Bury(Failure(code, message), report=Report(0.1, 500, "oops", {}))
-        )
+        await self.settle(await self.claim(), _given_up(code, message))
 
     @property
     def tables(self) -> Tables:
@@ -124,6 +123,10 @@ class ApiBench:
         return len(await self.tables.rows("dispatch_job"))
 
 
+def _given_up(code: str, message: str) -> Bury:
+    return Bury(Failure(code, message), report=Report(0.1, 500, "oops", {}))
+
+
 DELIVERED = Complete(Report(0.25, 200, "thanks", {"x-a": "b"}))
 TRY_AGAIN = RetryIn(
     600.0,
@@ -131,6 +134,7 @@ TRY_AGAIN = RetryIn(
     charged=True,
     report=Report(0.1, 503, "busy", {}, target_failed=True),
 )
+GIVEN_UP = _given_up("http_500", "HTTP 500")
 CREDENTIALS_TEXT = text_of(CREDENTIALS)
 
 
@@ -148,6 +152,7 @@ async def api_bench(database_url: str) -> AsyncIterator[ApiBench]:
     database = connect(database_url)
     try:
         await migrate(database, load_migrations(["homing.lanes.dispatch_jobs"], database.dialect))
+        await replace_key_index(database)
         bench = ApiBench(database, log)
         async with (
             serving(bench.app(), "127.0.0.1", 0) as address,

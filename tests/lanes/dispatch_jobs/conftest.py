@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
+from tests.lanes.dispatch_jobs.api_bench import ApiBench, api_bench
 
 
 @pytest.fixture
@@ -23,3 +26,10 @@ def mongodb_url(migrated_mongodb_url: str) -> str:
 @pytest.fixture
 def sqlite_url(migrated_sqlite_url: str) -> str:
     return migrated_sqlite_url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def sql_api(request: pytest.FixtureRequest) -> AsyncIterator[ApiBench]:
+    """Another program writes SQL; into MongoDB, jobs come by the API."""
+    async with api_bench(request.getfixturevalue(f"{request.param}_url")) as bench:
+        yield bench

@@ -189,6 +189,21 @@ async def test_a_job_of_a_broken_target_says_so(api: ApiBench) -> None:
     assert moment(waiting["until"]) > datetime.now(UTC)
 
 
+@pytest.mark.clause("JOB-01", "JOB-02")
+async def test_a_job_is_due_when_it_was_created_in_every_answer(api: ApiBench) -> None:
+    for _ in range(20):
+        created = await api.create()
+        assert created["nextAttemptAt"] == created["createdAt"]
+        shown = await api.get(f"jobs/{created['id']}")
+        assert (shown["nextAttemptAt"], shown["createdAt"]) == (created["createdAt"], created["createdAt"])
+    later = "2031-01-31T12:00:00.123999Z"
+    scheduled = await api.create(scheduledFor=later)
+    shown = await api.get(f"jobs/{scheduled['id']}")
+    # To the millisecond that has begun, everywhere.
+    assert {scheduled["nextAttemptAt"], shown["nextAttemptAt"], shown["scheduledFor"]} == {later[:-4] + "Z"}
+    assert shown["waitingFor"]["until"] == scheduled["waitingFor"]["until"] == later[:-4] + "Z"
+
+
 # ── idempotency ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -221,6 +236,31 @@ async def test_one_key_serves_all_subscribers_of_an_event(api: ApiBench) -> None
         ]
     )
     assert len(set(ids)) == 4
+
+
+@pytest.mark.clause("JOB-18")
+async def test_one_key_serves_two_subscribers_behind_one_url(api: ApiBench) -> None:
+    async def create(**fields: Any) -> Any:
+        return await api.client.post(
+            "/api/dispatch/jobs", json={**JOB, "idempotencyKey": "event-1", **fields}
+        )
+
+    signed = await create(credentialsId=CREDENTIALS_TEXT)
+    unsigned = await create()
+    assert (signed.status_code, unsigned.status_code) == (201, 201)
+    assert (await create(credentialsId=CREDENTIALS_TEXT)).json()["id"] == signed.json()["id"]
+    assert (await create()).json()["id"] == unsigned.json()["id"]
+    other = await create(credentialsId=CREDENTIALS_TEXT, payload="{}")
+    assert other.status_code == 409
+    assert signed.json()["id"] in other.json()["error"]["message"]
+    jobs = [
+        {**JOB, "idempotencyKey": "event-2", "credentialsId": credentials}
+        for credentials in (CREDENTIALS_TEXT, None)
+    ]
+    for created in (2, 0):
+        reply = await api.post("jobs/batch", {"jobs": jobs, "atomic": True})
+        assert reply["created"] == created
+    assert await api.stored() == 4
 
 
 @pytest.mark.clause("JOB-18")

@@ -12,6 +12,8 @@ from httpx import Response
 from tests.lanes.dispatch_jobs.api_bench import (
     CREDENTIALS,
     CREDENTIALS_TEXT,
+    DELIVERED,
+    GIVEN_UP,
     TRY_AGAIN,
     URL,
     ApiBench,
@@ -19,9 +21,10 @@ from tests.lanes.dispatch_jobs.api_bench import (
     moment,
 )
 
-from homing.lanes.dispatch_jobs.search import JobSearch
-from homing.lanes.dispatch_jobs.statistics import JobStatistics
+from homing.lanes.dispatch_jobs.search import open_search
+from homing.lanes.dispatch_jobs.statistics import JobStatistics, Statistics
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest
+from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 
 
 @pytest.fixture
@@ -115,16 +118,158 @@ async def test_statistics_answer_the_three_questions(api: ApiBench) -> None:
         {"type": "y", "count": 1, "meanMillis": 300.0, "maxMillis": 300},
     ]
     assert [job["id"] for job in answer["needingAttention"]] == [near_its_end, dead]
-    assert (answer["windowHours"], answer["newestPerType"]) == (24, 1000)
+    assert (answer["windowHours"], answer["needingAttentionCount"]) == (24, 2)
+    assert datetime.now(UTC) - moment(answer["asOf"]) < timedelta(minutes=1)
+
+
+#: "Queries for Dashboards", as the specification prints them.
+SUCCESS = """
+SELECT
+    source,
+    COUNT(*) as total,
+    SUM(CASE WHEN status = 'COMPLETED' THEN 1 ELSE 0 END) as successful,
+    ROUND(100.0 * SUM(CASE WHEN status = 'COMPLETED' THEN 1 ELSE 0 END) / COUNT(*), 2) as success_rate
+FROM dispatch_job
+WHERE created_at > NOW() - INTERVAL '24 hours'
+GROUP BY source
+"""
+DURATION = """
+SELECT
+    type,
+    AVG(duration_millis) as avg_duration_ms,
+    MAX(duration_millis) as max_duration_ms
+FROM dispatch_job
+WHERE status = 'COMPLETED'
+GROUP BY type
+"""
+ATTENTION = """
+SELECT * FROM dispatch_job
+WHERE status = 'ERROR'
+   OR (status = 'FAILED' AND attempt_count >= max_retries - 1)
+"""
+A_DAY_AGO = {
+    "postgres": "NOW() - INTERVAL '24 hours'",
+    "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-24 hours')",
+}
+#: 2,500 completed jobs of each of two types, made over the last ten days.
+FILL = """
+INSERT INTO dispatch_job (
+    source, type, target_url, payload, target, status, duration_millis, created_at)
+SELECT 's' || n % 3, 't' || n % 2, 'https://example.com/', '', 'https://example.com:443', 'COMPLETED', n,
+    {created}
+FROM {series} RETURNING 1
+"""
+LONG_HISTORY = {
+    "postgres": FILL.format(
+        created="now() - n * interval '3 minutes'", series="generate_series(1, 5000) AS n"
+    ),
+    "sqlite": "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 5000)"
+    + FILL.format(created="strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('-%d minutes', n * 3))", series="n"),
+}
+
+
+async def by_the_specification(api: ApiBench, statement: str) -> list[dict[str, Any]]:
+    dialect = api.database.dialect
+    return await api.sql(statement.replace(A_DAY_AGO["postgres"], A_DAY_AGO[dialect]))
+
+
+@pytest.mark.clause("JOB-27", "JOB-22")
+async def test_statistics_equal_the_specifications_sql(sql_api: ApiBench) -> None:
+    api = sql_api
+    await api.sql(LONG_HISTORY[api.database.dialect])
+    # Another program may not have said how long it took.
+    await api.sql("UPDATE dispatch_job SET duration_millis = NULL WHERE duration_millis < 100 RETURNING 1")
+    await fail_and_requeue(api)
+    answer = await api.get("statistics")
+    assert {
+        (one["source"], one["total"], one["successful"], one["successRate"])
+        for one in answer["successBySource"]
+    } == {
+        (row["source"], row["total"], row["successful"], float(row["success_rate"]))
+        for row in await by_the_specification(api, SUCCESS)
+    }
+    assert {(one["type"], one["meanMillis"], one["maxMillis"]) for one in answer["durationByType"]} == {
+        (row["type"], round(float(row["avg_duration_ms"]), 2), row["max_duration_ms"])
+        for row in await by_the_specification(api, DURATION)
+    }
+    needing = [text_of(row["id"]) for row in await by_the_specification(api, ATTENTION)]
+    assert answer["needingAttentionCount"] == len(needing)
+    assert sorted(job["id"] for job in answer["needingAttention"]) == sorted(needing)
+
+
+async def fail_and_requeue(api: ApiBench) -> tuple[str, str]:
+    """One that waits again, and one that has failed again since, with attempts left."""
+    waits, fails = await api.create_many([{"maxRetries": 2}, {"maxRetries": 3}])
+    await api.bury_all()
+    await api.post(f"jobs/{fails}/requeue")
+    await api.settle(await api.claim(), TRY_AGAIN)
+    await api.post(f"jobs/{waits}/requeue")
+    return waits, fails
+
+
+@pytest.mark.clause("JOB-27")
+async def test_attempts_before_a_requeue_count_towards_attention(api: ApiBench) -> None:
+    _, fails = await fail_and_requeue(api)
+    (dead,) = await api.create_many([{}])
+    claims = await api.claim()
+    await api.settle([claim for claim in claims if text_of(claim.id) == dead], GIVEN_UP)
+    answer = await api.get("statistics")
+    assert {job["id"] for job in answer["needingAttention"]} == {fails, dead}
+    assert answer["needingAttentionCount"] == 2
+
+
+@pytest.mark.clause("JOB-27")
+async def test_durations_are_of_all_completed_jobs(api: ApiBench) -> None:
+    count = 1200
+    for _ in range(0, count, 400):
+        await api.create_many([{"type": "x"}] * 400)
+    while claims := await api.claim():
+        await api.settle(claims, DELIVERED)
+    await api.tables.change("dispatch_job", {"duration_millis": 10})
+    (longest,) = await api.create_many([{"type": "x"}])
+    await api.complete_all()
+    since = datetime(2020, 2, 1, 10, tzinfo=UTC)
+    await api.tables.change(
+        "dispatch_job", {"duration_millis": 12020, "created_at": since}, id=number_of(longest)
+    )
+    (of_x,) = (await api.get("statistics"))["durationByType"]
+    assert of_x == {"type": "x", "count": count + 1, "meanMillis": 20.0, "maxMillis": 12020}
+
+
+async def test_the_newest_twenty_that_need_attention_are_listed_and_all_are_counted(api: ApiBench) -> None:
+    ids = await api.create_many([{}] * 25)
+    await api.bury_all()
+    answer = await api.get("statistics")
+    assert [job["id"] for job in answer["needingAttention"]] == ids[::-1][:20]
+    assert answer["needingAttentionCount"] == 25
 
 
 async def test_statistics_take_a_small_share_of_the_time(api: ApiBench) -> None:
     now = 1000.0
-    statistics = JobStatistics(api.jobs, JobSearch(api.jobs), lambda: now)
+    statistics = JobStatistics(api.jobs, open_search(api.jobs), lambda: now)
     assert (await statistics.look()).success_by_source == []
     await api.create()
     assert (await statistics.look()).success_by_source == []
     now += 5.0
+    assert [one.total for one in (await statistics.look()).success_by_source] == [1]
+
+
+@pytest.mark.clause("JOB-27")
+async def test_statistics_are_at_most_a_minute_old(api: ApiBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ask = 1000.0, JobStatistics._ask
+
+    async def slowly(statistics: JobStatistics) -> Statistics:
+        nonlocal now
+        now += 15.0
+        return await ask(statistics)
+
+    monkeypatch.setattr(JobStatistics, "_ask", slowly)
+    statistics = JobStatistics(api.jobs, open_search(api.jobs), lambda: now)
+    first = await statistics.look()
+    await api.create()
+    now += 59.0
+    assert await statistics.look() == first
+    now += 1.0
     assert [one.total for one in (await statistics.look()).success_by_source] == [1]
 
 

@@ -641,3 +641,32 @@ async def test_neither_secrets_nor_bodies_nor_urls_are_in_the_log(lane: JobBench
     await lane.run_until_idle()
     assert lane.log.all("delivery.attempted")
     assert "canary" not in lane.log.text.lower()
+
+
+@pytest.mark.clause("JOB-28")
+async def test_an_error_of_ours_leaves_its_stack_trace_and_no_word_of_the_payload(
+    lane: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def crash(*_given: Any) -> Any:
+        try:
+            return dict[str, str]()["secret-canary"]
+        except KeyError as error:
+            raise ValueError("secret-canary") from error
+
+    async with HttpSink({"/refuses": Answer(status=500)}) as sink:
+        (refused,) = await lane.create(f"{sink.url}/refuses")
+        await lane.run_batch()
+    monkeypatch.setattr(lane.lane, "_request", crash)
+    (crashed,) = await lane.create("https://partner.example.com/hooks")
+    await lane.run_batch()
+    (ours,), (theirs,) = await lane.attempts(crashed), await lane.attempts(refused)
+    assert (ours["status"], ours["error_class"], ours["error_message"]) == (
+        "FAILURE",
+        "internal_error",
+        "ValueError",
+    )
+    trace = ours["error_stack_trace"]
+    assert trace.startswith("ValueError\n  at deliver.py:")
+    assert "caused by KeyError\n  at test_lane.py:" in trace
+    assert "secret-canary" not in trace
+    assert theirs["error_stack_trace"] is None

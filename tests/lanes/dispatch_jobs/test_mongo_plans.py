@@ -268,3 +268,15 @@ async def test_created_before_ends_where_it_says(lane: JobBench, monkeypatch: py
         places = await MongoJobSearch(lane.jobs).places(Filter(created_before=moment), 0, limit=20)
     assert len(places) == 20
     assert watch.keys <= 25
+
+
+@pytest.mark.clause("JOB-27")
+async def test_durations_are_read_without_the_documents(
+    lane: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watching(lane, monkeypatch) as watch:
+        await lane.jobs.run("duration_by_type", most=100)
+        await lane.jobs.run("needs_attention", limit=20)
+        await lane.jobs.run("count_attention")
+    assert {"COLLSCAN", "FETCH"}.isdisjoint(watch.stages)
+    assert watch.documents == 0

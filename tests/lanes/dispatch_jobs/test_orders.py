@@ -80,6 +80,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"maxRetries": 0}, "maxRetries", "at least 1"),
     ({"maxRetries": 1001}, "maxRetries", "at most 1000"),
     ({"maxRetries": "3"}, "maxRetries", "must be a number, not text"),
+    ({"maxRetries": 1.5}, "maxRetries", "must be a whole number, not a fraction"),
     ({"maxRetries": True}, "maxRetries", "must be a number, not true or false"),
     ({"maxRetries": 10**30}, "maxRetries", "at most 1000"),
     ({"timeoutSeconds": 0.05}, "timeoutSeconds", "at least 0.1"),

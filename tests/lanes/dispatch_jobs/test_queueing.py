@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -344,3 +345,53 @@ async def test_an_api_sends_the_message_of_what_it_creates(database_url: str) ->
         await consumer.close()
         stop.ask()
         await running
+
+
+# ── by name or by URL ────────────────────────────────────────────────────────────────────────────
+
+
+def url_of(sqs_url: str, queue: str, *, host: str = "127.0.0.1", account: str = "000000000000") -> str:
+    return f"http://{host}:{urlsplit(sqs_url).port}/{account}/{queue}"
+
+
+@pytest.mark.clause("JOB-32", "JOB-01")
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_queue_is_named_by_its_url_or_its_name(
+    sqlite_url: str, sqs_url: str, *, is_there: bool
+) -> None:
+    queue, other = (f"q-{uuid4().hex[:12]}.fifo" for _ in range(2))
+    settings = {"jobs_broker_url": sqs_url, "jobs_queue": queue}
+    async with (
+        job_bench(sqlite_url, **settings) as lane,
+        serving(lane.homing.asgi(), "127.0.0.1", 0) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+
+        async def create(queue_url: str | None) -> int:
+            body = {"source": "s", "type": "t", "targetUrl": URL, "payload": "{}", "queueUrl": queue_url}
+            return (await client.post("/api/dispatch/jobs", json=body)).status_code
+
+        broker = lane.homing.jobs_broker
+        assert broker is not None
+        if is_there:
+            assert await broker.measure(Queue(queue)) is not None
+        elsewhere = ["http://127.0.0.1:1/000000000000/" + queue, url_of(sqs_url, other)]
+        elsewhere += [f"http://127.0.0.1:99999/0/{queue}", f"http://[/0/{queue}", f"/{queue}"]
+        if is_there:
+            elsewhere.append(url_of(sqs_url, queue, account="111111111111"))
+        ours = [queue, url_of(sqs_url, queue), url_of(sqs_url, queue, host="localhost")]
+        assert [await create(one) for one in ours] == [201] * 3
+        assert [await create(one) for one in elsewhere] == [400] * len(elsewhere)
+        # Named by its URL in the configuration, and by its name in the settings and the jobs.
+        config = {
+            "queues": [{"queueUri": url_of(sqs_url, other)}, {"queueUri": url_of(sqs_url, queue)}],
+            "processingPools": [{"code": "DISPATCH-POOL"}],
+        }
+        assert (await client.put("/api/config", json=config)).status_code == 200
+        assert [await create(one) for one in (*ours, None)] == [201] * 4
+        assert await create(other) == 201
+        line = lane.homing.queueing
+        assert line is not None
+        await line.deliverer.settled(await line.deliverer.run_batch(100))
+        waiting = [await broker.depth(Queue(one)) for one in (queue, other)]
+        assert waiting == [7, 1]

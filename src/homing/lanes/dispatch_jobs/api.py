@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from homing.lanes.dispatch_jobs.bulk import BulkActions, JobBulkReply, JobBulkRe
 from homing.lanes.dispatch_jobs.dead import DeadJobs, DeadLetters
 from homing.lanes.dispatch_jobs.filters import NAMES, Parameters
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
-from homing.lanes.dispatch_jobs.masking import sight_of
+from homing.lanes.dispatch_jobs.masking import attempts_sight_of, sight_of
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.openapi import LOCATION, DeadOperation, SearchOperation, TargetsOperation
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules
@@ -76,7 +75,7 @@ _PROBE = {**_OWN_BODY, "scope": "jobs:operate", "audit_body": ("credentialsId",)
 _TOO_LARGE = "The payload is larger than 1 MiB, or the body larger than 16 MiB"
 _NOT_NOW = errors({409: "The job is in a state in which that cannot be done"})
 _PAGING = ("page", "size", "cursor")
-_LONGEST_PAGE = 10_000
+_LAST_PAGE = 99_999
 
 
 class JobPage(Struct, frozen=True, rename="camel"):
@@ -87,7 +86,7 @@ class JobPage(Struct, frozen=True, rename="camel"):
     size: int
     total_items: int
     total_pages: int
-    #: Exact up to 10,000; above, the database's estimate (on SQLite: the least it can be).
+    #: False: exact. True above 100,000 matches, and where counting them would take too long.
     total_is_estimate: bool
     #: What to give as `cursor` to go on; null at the end.
     next: str | None
@@ -132,7 +131,8 @@ class Jobs(Controller):
         """The payload will be posted to `targetUrl`, signed where `credentialsId` names credentials.
 
         With an `idempotencyKey`, the same order again answers 200 with the first job, and another order under
-        that key 409. A key is one of its source, type and target, so one event's key serves all subscribers.
+        that key 409. A key is one of its source, type, target and credentials, so one event's key serves all
+        subscribers.
         """
         require_json(request.headers.get("content-type"))
         placed = await job_orders.place(await request.body())
@@ -181,13 +181,13 @@ class Jobs(Controller):
         operation_class=SearchOperation,
     )
     async def search(self, job_search: NamedDependency[JobSearch], request: AnyRequest) -> JobPage:
-        """All filters that are given must match. `page` reaches the first 10,000 jobs; `cursor` any.
+        """All filters that are given must match. `page` reaches the first 100,000 matches; `cursor` any.
 
         The query of a `targetUrl` often holds a secret: who may write or operate jobs sees it.
         """
         given = Parameters(request.query_params.multi_items(), (*NAMES, *_PAGING), metadata=True)
         size = given.number("size", 20, 1, 100)
-        page, cursor = given.number("page", 0, 0, _LONGEST_PAGE), given.text("cursor")
+        page, cursor = given.number("page", 0, 0, _LAST_PAGE), given.text("cursor")
         if cursor is not None and given.text("page") is not None:
             raise InvalidRequest("page: a cursor knows its page; leave one of them out", "page")
         found = await job_search.page(given.filter(), page=page, size=size, cursor=cursor)
@@ -197,7 +197,7 @@ class Jobs(Controller):
             found.page,
             size,
             found.total.items,
-            math.ceil(found.total.items / size),
+            found.total.pages(size),
             found.total.is_estimate,
             found.next,
         )
@@ -248,13 +248,14 @@ class Jobs(Controller):
         opt=_READS,
     )
     async def attempts(
-        self, dispatch_jobs: NamedDependency[DispatchJobs], job_id: FromPath[str]
+        self, dispatch_jobs: NamedDependency[DispatchJobs], request: AnyRequest, job_id: FromPath[str]
     ) -> list[Attempt]:
+        """`errorStackTrace` is that of an error of our own, and only administrators see it."""
         number = job_number(job_id)
         rows = await dispatch_jobs.attempts(number)
         if not rows:
             await _existing(dispatch_jobs, number)
-        return [attempted(row) for row in rows]
+        return [*map(attempts_sight_of(request), map(attempted, rows))]
 
     @post(
         "/{job_id:str}/cancel",

@@ -13,7 +13,15 @@ from pymongo.errors import BulkWriteError
 from homing.db import Database, Query, instant
 from homing.db.mongo import Document, Session
 from homing.lanes.dispatch_jobs.copying import ATTEMPT, CREDENTIALS, JOB, TARGET, Whole, plain
-from homing.lanes.dispatch_jobs.mongo_documents import ATTEMPTS, JOBS, TARGETS, job_columns, without_nothing
+from homing.lanes.dispatch_jobs.mongo_documents import (
+    ATTEMPTS,
+    JOBS,
+    TARGETS,
+    headers_of,
+    job_columns,
+    stored_headers,
+    without_nothing,
+)
 from homing.lanes.dispatch_jobs.mongo_settles import MOST_EMBEDDED
 
 _CURSORS = "homing_copy"
@@ -128,7 +136,7 @@ def _whole(document: Document, later: Sequence[Document]) -> Whole:
     return Whole(
         plain(job_columns(document), JOB),
         [(pair["k"], pair["v"]) for pair in document.get("metadata", ())],
-        [(name, value) for name, value in document.get("headers", ())],
+        headers_of(document),
         sorted(rows, key=lambda one: (one["attempt_number"], one["id"])),
     )
 
@@ -137,7 +145,7 @@ def _document(job: Whole) -> Document:
     columns = {name: value for name, value in job.columns.items() if name != "has_headers"}
     also = {
         "metadata": [{"k": key, "v": value} for key, value in job.metadata] or None,
-        "headers": [[name, value] for name, value in job.headers] or None,
+        "headers": stored_headers(job.headers),
         "attempts": [_moments(one) for one in job.attempts[:MOST_EMBEDDED]] or None,
     }
     return {"_id": job.id, **_moments(columns), **without_nothing(also)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -32,6 +32,7 @@ NAMES: Mapping[str, str] = {
 _TIMES = frozenset({"createdAfter", "createdBefore"})
 _LONGEST = 500
 _LARGEST_NUMBER = 9
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _LOST_PLUS = re.compile(r"T[\d:.]+ \d\d:?\d\d$")
 
 
@@ -155,11 +156,14 @@ class Parameters:
 
 
 def moment_of(name: str, text: str) -> datetime:
+    """A date alone is its midnight in UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         lost = "; write the + of the zone as %2B" if _LOST_PLUS.search(text) else ""
         raise InvalidRequest(f"{name}: must be a time such as 2026-01-31T12:00:00Z{lost}", name) from None
+    if _DATE.fullmatch(text):
+        return moment.replace(tzinfo=UTC)
     if moment.tzinfo is None:
         raise InvalidRequest(f"{name}: the time needs a zone, such as Z", name)
     return moment

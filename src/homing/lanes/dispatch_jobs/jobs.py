@@ -26,7 +26,7 @@ from homing.engine.model import (
     RetryIn,
     Settlement,
 )
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, Refused
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
 from homing.lanes.dispatch_jobs.target import Standing, Targets
 from homing.telemetry import Telemetry
@@ -376,25 +376,21 @@ class DispatchJobs(SqlStore[Job]):
         }
         if rows:
             self.database.announce(CHANNEL)
-        repeated = {n: job for n, job in enumerate(jobs) if n not in found}
-        found |= await self._repetitions(repeated)
+        found |= await self.known({n: job for n, job in enumerate(jobs) if n not in found})
+        if len(found) < len(jobs):
+            raise Refused("the database did not take a job, and has none with its idempotency key")
         return [found[n] for n in range(len(jobs))]
 
-    async def _repetitions(self, jobs: Mapping[int, NewJob]) -> dict[int, Ordered]:
-        if not jobs:
-            return {}
-        keys = [
-            {
-                "number": n,
-                "source": job.source,
-                "type": job.type,
-                "target_url": job.target_url,
-                "idempotency_key": job.idempotency_key,
-            }
-            for n, job in jobs.items()
-        ]
-        rows = await self.run("by_idempotency_key", keys=_encode(keys).decode())
-        return {row["number"]: _repetition(jobs[row["number"]], row) for row in rows}
+    async def known(self, jobs: Mapping[int, NewJob]) -> dict[int, Ordered]:
+        """Those whose keys have been used, with the job of the first use."""
+        rows = await self.run("by_idempotency_key", keys=keys_of(jobs)) if jobs else []
+        found: dict[int, Ordered] = {}
+        # The one with its own credentials last, which then counts.
+        for row in sorted(
+            rows, key=lambda row: bool(row["credentials_id"] == jobs[row["number"]].credentials_id)
+        ):
+            found[row["number"]] = _repetition(jobs[row["number"]], row)
+        return found
 
     # ── look at ──────────────────────────────────────────────────────────────────────────────────
 
@@ -452,6 +448,24 @@ def _standing(row: Row, ours: int) -> Standing:
     )
 
 
+def keys_of(jobs: Mapping[int, NewJob]) -> str:
+    """As the queries take them."""
+    keys = [
+        {
+            "number": n,
+            "source": job.source,
+            "type": job.type,
+            "target_url": job.target_url,
+            "credentials_id": job.credentials_id,
+            "idempotency_key": job.idempotency_key,
+            "fingerprint": job.fingerprint,
+        }
+        for n, job in jobs.items()
+        if job.idempotency_key is not None
+    ]
+    return _encode(keys).decode()
+
+
 def _repetition(job: NewJob, first: Row) -> Ordered:
     same = first["fingerprint"] is None or first["fingerprint"] == job.fingerprint
     return Ordered("duplicate" if same else "conflict", first["id"], first["status"], first["created_at"])
@@ -498,6 +512,7 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
                 "delay": delay,
                 "error": failure.message or failure.code,
                 "error_class": failure.code,
+                "stack_trace": failure.trace or None,
             }
         case Bury(failure=failure, charged=charged, report=report):
             return {
@@ -506,6 +521,7 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
                 "counted": int(charged),
                 "error": failure.message or failure.code,
                 "error_class": failure.code,
+                "stack_trace": failure.trace or None,
             }
         case Discard(failure=failure):
             return {

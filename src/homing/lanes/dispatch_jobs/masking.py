@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homing.lanes.dispatch_jobs.dead_letters import SOURCE
 from homing.lanes.dispatch_jobs.look import host_of, without_query
-from homing.lanes.dispatch_jobs.view import JobSummary, JobView
+from homing.lanes.dispatch_jobs.view import Attempt, JobSummary, JobView
 
 Job = TypeVar("Job", bound=JobSummary)
 
@@ -44,6 +44,20 @@ def sight_of(request: Request[Any, Any, Any]) -> Callable[[Job], Job]:
     user = request.scope.get("user")
     is_trusted = user is None or any(user.may(scope) for scope in _TRUSTED)
     return _of_trusted if is_trusted else masked
+
+
+def attempts_sight_of(request: Request[Any, Any, Any]) -> Callable[[Attempt], Attempt]:
+    """What to do with an attempt: how we are made inside is for administrators."""
+    user = request.scope.get("user")
+    return _as_it_is if user is None or user.may("access:admin") else _without_trace
+
+
+def _as_it_is(attempt: Attempt) -> Attempt:
+    return attempt
+
+
+def _without_trace(attempt: Attempt) -> Attempt:
+    return replace(attempt, error_stack_trace=None)
 
 
 def _of_trusted(job: Job) -> Job:

@@ -26,6 +26,7 @@ _RANGE = re.compile(r"xpected `(?:int|float)` (<=|>=) ([\d.]+)$")
 _ENUM = re.compile(r"nvalid enum value '?([^']*)'?$")
 
 _JSON_NAMES = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "null": "null"}
+_WHOLE = {**_JSON_NAMES, "int": "a whole number", "float": "a fraction"}
 
 
 def read(body: bytes | msgspec.Raw, kind: Any, hints: Mapping[str, str]) -> Any:
@@ -81,9 +82,11 @@ def _misshapen(reason: str, hints: Mapping[str, str]) -> InvalidRequest:
 
 def _said(reason: str) -> str:
     if wrong := _WRONG_TYPE.search(reason):
-        kinds = [_JSON_NAMES.get(kind.strip(), kind.strip()) for kind in wrong[1].split("|")]
-        wanted = " or ".join(kind for kind in kinds if kind != "null")
-        return f"must be {wanted}, not {_JSON_NAMES.get(wrong[2], wrong[2])}"
+        kinds = [kind.strip() for kind in wrong[1].split("|")]
+        # Where a fraction is the mistake, a number is not what is wanted.
+        names = _WHOLE if "int" in kinds and wrong[2] == "float" else _JSON_NAMES
+        wanted = " or ".join(names.get(kind, kind) for kind in kinds if kind != "null")
+        return f"must be {wanted}, not {names.get(wrong[2], wrong[2])}"
     if length := _LENGTH.search(reason):
         return _length(length[1], length[2], int(length[3]))
     if bound := _RANGE.search(reason):

@@ -41,7 +41,10 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_alerts: ("has_deaths", "mark_deaths", "marked_deaths", "drop_deaths", "failing_targets"),
     mongo_desk_dead: ("dead_codes", "dead_words", "count_states"),
     mongo_prune: ("prune_window", "prune_survey", "prune_candidates", "prune"),
-    mongo_overview: ("counts", "success_by_source", "duration_by_type", "needs_attention", "dead_groups"),
+    mongo_overview: (
+        "counts", "success_by_source", "duration_by_type", "needs_attention", "count_attention",
+        "dead_groups",
+    ),
 }  # fmt: skip
 
 QUERIES: Final[Mapping[str, Operation]] = {

@@ -135,13 +135,27 @@ def metadata_text(document: Mapping[str, Any]) -> str | None:
 
 
 def headers_text(document: Mapping[str, Any]) -> str | None:
-    pairs = document.get("headers")
+    pairs = headers_of(document)
     return _encode(dict(pairs)).decode() if pairs else None
 
 
 def header_pairs(document: Mapping[str, Any]) -> str | None:
-    pairs = document.get("headers")
+    pairs = headers_of(document)
     return _encode(pairs).decode() if pairs else None
+
+
+def headers_of(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """As `stored_headers` has them; documents of the version before have a list of pairs."""
+    headers = document.get("headers") or ()
+    return (
+        list(headers.items()) if isinstance(headers, Mapping) else [(name, value) for name, value in headers]
+    )
+
+
+def stored_headers(pairs: Sequence[tuple[str, str]]) -> Mapping[str, str] | list[list[str]] | None:
+    """An object; a list of pairs where another program gave a name twice."""
+    headers = dict(pairs)
+    return (headers if len(headers) == len(pairs) else [list(pair) for pair in pairs]) or None
 
 
 def attempt_columns(job_id: int, attempt: Mapping[str, Any]) -> dict[str, Any]:

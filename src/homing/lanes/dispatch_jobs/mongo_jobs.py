@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pymongo.errors import DuplicateKeyError
@@ -44,7 +44,7 @@ from homing.lanes.dispatch_jobs.tsid import first_at, time_of
 _DEAD_LETTERS_OF = timedelta(days=1)
 _ORPHANS_OLDER_THAN = timedelta(hours=1)
 _LONGEST_DOUBLING = 6
-_KEY = ("idempotency_key", "source", "type", "target_url")
+_KEY = ("idempotency_key", "source", "type", "target_url", "credentials_id")
 #: As they are ordered; whatever else a document has follows from them.
 _ORDERED = (
     "external_id", "source", "type", "group_id", "target_url", "target", "protocol", "payload",
@@ -72,9 +72,7 @@ async def insert_jobs(session: Session, given: Given) -> list[Columns]:
     if not batch:
         return []
     drawn = await draw(session, len(batch))
-    documents = {
-        order["number"]: _document(order, drawn.first + n, drawn.now) for n, order in enumerate(batch)
-    }
+    documents = {order["number"]: _document(order, drawn.first + n) for n, order in enumerate(batch)}
     made = await _insert(session, documents)
     return rows(
         {"number": n, "id": d["_id"], "status": d["status"], "created_at": d["created_at"]}
@@ -83,15 +81,15 @@ async def insert_jobs(session: Session, given: Given) -> list[Columns]:
     )
 
 
-def _document(order: Mapping[str, Any], id: int, now: datetime) -> Document:
-    scheduled_for = instant(order["scheduled_for"])
-    starts = max(scheduled_for, now) if scheduled_for else now
+def _document(order: Mapping[str, Any], id: int) -> Document:
+    scheduled_for, created_at = instant(order["scheduled_for"]), time_of(id)
+    starts = max(scheduled_for, created_at) if scheduled_for else created_at
     is_grouped = order["ordering"] == "group"
     given = {
         "_id": id,
         **{name: order[name] for name in _ORDERED},
-        "created_at": time_of(id),
-        "updated_at": time_of(id),
+        "created_at": created_at,
+        "updated_at": created_at,
         "scheduled_for": scheduled_for,
         "expires_at": instant(order["expires_at"]),
         "next_attempt_at": starts,
@@ -100,7 +98,7 @@ def _document(order: Mapping[str, Any], id: int, now: datetime) -> Document:
         # Ids only rise, so they are the order within a group, too.
         "position": id if is_grouped else None,
         "metadata": [{"k": key, "v": value} for key, value in (order["metadata"] or {}).items()] or None,
-        "headers": [[name, value] for name, value in (order["headers"] or {}).items()] or None,
+        "headers": order["headers"] or None,
         "traceparent": order.get("traceparent"),
         "tracestate": order.get("tracestate"),
     }
@@ -160,7 +158,7 @@ async def _with_keys(session: Session, wanted: Sequence[Mapping[str, Any]]) -> l
 
 
 def _key(document: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    return tuple(document[name] for name in _KEY) if document.get("idempotency_key") is not None else None
+    return tuple(map(document.get, _KEY)) if document.get("idempotency_key") is not None else None
 
 
 async def by_idempotency_key(session: Session, given: Given) -> list[Columns]:
@@ -171,6 +169,7 @@ async def by_idempotency_key(session: Session, given: Given) -> list[Columns]:
         {
             "number": number,
             "id": found[key]["_id"],
+            "credentials_id": found[key].get("credentials_id"),
             "fingerprint": found[key].get("fingerprint"),
             "status": found[key]["status"],
             "created_at": found[key]["created_at"],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from homing.db.conditions import UNCLASSIFIED
@@ -60,19 +60,9 @@ async def _count(session: Session, filter: Mapping[str, Any], index: str) -> int
 
 
 async def duration_by_type(session: Session, given: Given) -> list[Columns]:
-    since = await server_time(session) - _WINDOW
-    names = await _names(session, "type", "idx_dispatch_type", given["most"])
-    found = [one for name in names for one in await _durations(session, name, since, given["newest"])]
-    return rows(
-        {"type": one["_id"], "count": one["count"], "mean": one["mean"], "max": one["max"]} for one in found
-    )
-
-
-async def _durations(session: Session, type: str, since: datetime, newest: int) -> list[Document]:
+    """Of all that are completed: their index has nothing else, and is read without the documents."""
     steps: list[dict[str, Any]] = [
-        {"$match": {"type": type, "status": "COMPLETED", "created_at": {"$gt": since}}},
-        {"$sort": {"created_at": -1}},
-        {"$limit": newest},
+        {"$match": {"status": "COMPLETED"}},
         {
             "$group": {
                 "_id": "$type",
@@ -81,23 +71,41 @@ async def _durations(session: Session, type: str, since: datetime, newest: int) 
                 "max": {"$max": "$duration_millis"},
             }
         },
+        {"$sort": {"_id": 1}},
+        {"$limit": given["most"]},
     ]
-    return await session.aggregate(JOBS, steps, hint="idx_dispatch_type")
+    found = await session.aggregate(JOBS, steps, hint="homing_job_completed")
+    return rows(
+        {"type": one["_id"], "count": one["count"], "mean": one["mean"], "max": one["max"]} for one in found
+    )
+
+
+_DEAD: Mapping[str, Any] = {"status": "ERROR"}
+#: FAILED jobs near their end. Only by a column that is made here the index alone is read.
+_NEAR_ITS_END: Sequence[Mapping[str, Any]] = (
+    {"$match": {"status": "FAILED"}},
+    {
+        "$project": {
+            "created_at": 1,
+            "is_last": {"$gte": ["$attempt_count", {"$subtract": ["$max_retries", 1]}]},
+        }
+    },
+    {"$match": {"is_last": True}},
+)
 
 
 async def needs_attention(session: Session, given: Given) -> list[Columns]:
-    """Of jobs that are to be tried again, the newest are looked through: most have more than one attempt."""
-    columns = {"created_at": 1, "attempt_count": 1, "attempts_before": 1, "max_retries": 1}
-    index = "idx_dispatch_status"
-    dead = await session.find(
-        JOBS, {"status": "ERROR"}, columns, sort=_BY_AGE, limit=given["limit"], hint=index
-    )
-    failing = await session.find(
-        JOBS, {"status": "FAILED"}, columns, sort=_BY_AGE, limit=given["most"], hint=index
-    )
-    last = [one for one in failing if one["attempt_count"] - one["attempts_before"] >= one["max_retries"] - 1]
-    newest = sorted([*dead, *last], key=lambda one: (one["created_at"], one["_id"]), reverse=True)
-    return rows({"id": one["_id"], "created_at": one["created_at"]} for one in newest[: given["limit"]])
+    newest = [{"$sort": _BY_AGE}, {"$limit": given["limit"]}, {"$project": {"created_at": 1}}]
+    dead = await session.aggregate(JOBS, [{"$match": _DEAD}, *newest], hint="idx_dispatch_status")
+    last = await session.aggregate(JOBS, [*_NEAR_ITS_END, *newest], hint="homing_job_failed")
+    both = sorted([*dead, *last], key=lambda one: (one["created_at"], one["_id"]), reverse=True)
+    return rows({"id": one["_id"]} for one in both[: given["limit"]])
+
+
+async def count_attention(session: Session, _given: Given) -> list[Columns]:
+    dead = await _count(session, _DEAD, "idx_dispatch_status")
+    last = await session.aggregate(JOBS, [*_NEAR_ITS_END, {"$count": "count"}], hint="homing_job_failed")
+    return rows([{"count": dead + (last[0]["count"] if last else 0)}])
 
 
 async def dead_groups(session: Session, given: Given) -> list[Columns]:

@@ -113,18 +113,18 @@ class MongoJobSearch(JobSearch):
         end = Place(ends[0]["at"].isoformat(), ends[0]["id"]) if count == window else None
         return Window(places, end, count)
 
-    async def count(self, filter: Filter, first: int, most: int, *, longest: float | None = None) -> int:
+    async def count(self, filter: Filter, first: int, most: int) -> int:
         conditions = _conditions(filter, first)
         steps: list[dict[str, Any]] = [
             {"$match": {"$and": conditions} if conditions else {}},
             {"$limit": max(most, 1)},
             {"$count": "count"},
         ]
-        found = await self._ask(steps, _hint(filter, first), longest or search.LONGEST_SEARCH)
+        found = await self._ask(steps, _hint(filter, first), search.LONGEST_SEARCH)
         return min(int(found[0]["count"]), most) if found else 0
 
     async def _estimate(self, filter: Filter) -> int:
-        """The server keeps no statistics but the number of all: else it stays at "more than 10,000"."""
+        """The server keeps no statistics but the number of all: else it stays at "more than are counted"."""
         if not filter.is_empty:
             return search.MOST_COUNTED + 1
         rows_ = await self._database.fetch(_ALL, {})

@@ -144,6 +144,7 @@ def _attempt(entry: Mapping[str, Any], id: int) -> dict[str, Any]:
         # As text: a header may be named as no field of a document should be.
         "response_headers": None if headers is None else _encode(headers).decode(),
         "error_message": entry.get("error"),
+        "error_stack_trace": entry.get("stack_trace"),
         "error_class": entry.get("error_class"),
         "unknown": bool(entry.get("unknown")),
         # A lost one was taken over to be charged, and is the attempt of the claim before.

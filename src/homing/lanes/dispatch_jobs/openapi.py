@@ -54,10 +54,16 @@ _SEARCH = (
     _in_query("groupId", "Jobs of this group", _text()),
     _in_query("externalId", "Jobs with this id of yours", _text()),
     _in_query("errorClass", "Jobs in ERROR that died of this", _text()),
-    _in_query("createdAfter", "Created then or later; with a zone", _MOMENT),
-    _in_query("createdBefore", "Created then or earlier; with a zone", _MOMENT),
+    _in_query(
+        "createdAfter", "Created then or later; with a zone, or a date, which is its midnight in UTC", _MOMENT
+    ),
+    _in_query(
+        "createdBefore",
+        "Created then or earlier; with a zone, or a date, which is its midnight in UTC",
+        _MOMENT,
+    ),
     _METADATA,
-    _in_query("page", "From 0; up to the 10,000th job", _number(0, 10_000, 0)),
+    _in_query("page", "From 0; up to the 100,000th match", _number(0, 99_999, 0)),
     _SIZE,
     _in_query("cursor", "`next` of the page before, with the same filters", _text(1000)),
 )

@@ -124,7 +124,7 @@ class JobRequest(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkno
             Meta(
                 min_length=1,
                 max_length=255,
-                description="The same order under the same key is one job, per source, type and target",
+                description="The same order under a key is one job, per source, type, target and credentials",
             ),
         ]
         | None

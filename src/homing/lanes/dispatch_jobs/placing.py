@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homing.db import Row
 from homing.engine.coalesce import Batched
 from homing.errors import DatabaseError, InvalidRequest, NotAllowed, Refused, Unreachable
 from homing.lanes.dispatch_jobs.job import NewJob, of_trace
-from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered
+from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered, keys_of
 from homing.lanes.dispatch_jobs.orders import JobRequest, Rules, read_order, unknown_credentials
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.replies import BatchReply, ErrorDetail, ErrorReply, Verdict, error_detail, invalid
@@ -25,7 +24,7 @@ _LARGE = 64 * 1024
 _REFUSED = "the database does not take this job"
 
 _encode = msgspec.json.Encoder().encode
-_Key = tuple[str, str, str, str | None]
+_Key = tuple[str, str, str, int | None, str | None]
 
 
 class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,7 +165,7 @@ class JobOrders:
         except Unreachable:
             raise
         except DatabaseError:
-            first = await _known(self._jobs, dict(enumerate(orders)))
+            first = await self._jobs.known(dict(enumerate(orders)))
             conflicts = {n: _conflict(one.id) for n, one in first.items() if one.verdict == "conflict"}
             if not conflicts:
                 raise
@@ -188,41 +187,18 @@ async def enqueue_together(jobs: DispatchJobs, orders: Sequence[NewJob]) -> list
         steps,
         groups=_encode(sorted(str(group) for group in groups)).decode(),
         batch=_encode([{"number": n, **msgspec.structs.asdict(o)} for n, o in numbered.items()]).decode(),
-        keys=_keys(numbered),
+        keys=keys_of(numbered),
     )
     rows = results["insert_jobs"]
     if rows:
         jobs.database.announce(CHANNEL)
     found = {row["number"]: Ordered("created", row["id"], row["status"], row["created_at"]) for row in rows}
-    found |= await _known(jobs, {n: order for n, order in numbered.items() if n not in found})
+    found |= await jobs.known({n: order for n, order in numbered.items() if n not in found})
     return [found[n] for n in numbered]
 
 
-async def _known(jobs: DispatchJobs, orders: Mapping[int, NewJob]) -> dict[int, Ordered]:
-    """Those orders whose keys have been used, with the job of the first use."""
-    rows = await jobs.run("by_idempotency_key", keys=_keys(orders)) if orders else []
-    return {row["number"]: _repetition(orders[row["number"]], row) for row in rows}
-
-
-def _repetition(order: NewJob, first: Row) -> Ordered:
-    same = first["fingerprint"] in {None, order.fingerprint}
-    return Ordered("duplicate" if same else "conflict", first["id"], first["status"], first["created_at"])
-
-
-def _keys(orders: Mapping[int, NewJob]) -> str:
-    keys = [
-        {**dict(zip(_KEY, _key(order), strict=True)), "number": n, "fingerprint": order.fingerprint}
-        for n, order in orders.items()
-        if order.idempotency_key is not None
-    ]
-    return _encode(keys).decode()
-
-
-_KEY = ("source", "type", "target_url", "idempotency_key")
-
-
 def _key(order: NewJob) -> _Key:
-    return (order.source, order.type, order.target_url, order.idempotency_key)
+    return (order.source, order.type, order.target_url, order.credentials_id, order.idempotency_key)
 
 
 def _conflicts_within(orders: Sequence[NewJob]) -> dict[int, str]:

@@ -346,7 +346,7 @@ SELECT group_id, ready FROM head LIMIT :limit
 WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
-        id bigint, fence bigint, status text, counted integer, delay double precision, error text,
+        id bigint, fence bigint, status text, counted integer, delay double precision, error text, stack_trace text,
         error_class text, millis bigint, attempt text, response_code integer, response_body text,
         response_headers jsonb, unknown boolean, lost integer)
 ), held AS MATERIALIZED (
@@ -361,10 +361,10 @@ WITH batch AS MATERIALIZED (
 ), attempts AS (
     INSERT INTO dispatch_attempt (
         dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-        response_body, response_headers, error_class, error_message, unknown, worker)
+        response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
     SELECT id, fence - coalesce(lost, 0), attempt_number,
         CASE WHEN lost = 1 THEN claimed_at ELSE now() - millis * interval '1 ms' END, now(), millis, attempt, response_code,
-        response_body, response_headers, error_class, error, coalesce(unknown, false), worker
+        response_body, response_headers, error_class, error, stack_trace, coalesce(unknown, false), worker
     FROM mine
     WHERE counted = 1
     ORDER BY id
@@ -674,10 +674,11 @@ WITH batch AS MATERIALIZED (
     SELECT id, homing_tsid_time(id), homing_tsid_time(id), external_id, source, type, group_id, target_url, target,
         protocol, payload, payload_content_type, credentials_id, max_retries, retry_strategy, scheduled_for,
         expires_at, idempotency_key, fingerprint, queue_url, ordering, timeout_seconds, headers IS NOT NULL,
-        greatest(scheduled_for, now()), greatest(scheduled_for, now()), ordering = 'none', position, traceparent, tracestate
+        greatest(scheduled_for, homing_tsid_time(id)), greatest(scheduled_for, homing_tsid_time(id)), ordering = 'none',
+        position, traceparent, tracestate
     FROM batch
-    ORDER BY idempotency_key, source, type, target_url, number
-    ON CONFLICT (idempotency_key, source, type, md5(target_url)) WHERE idempotency_key IS NOT NULL DO NOTHING
+    ORDER BY idempotency_key, source, type, target_url, credentials_id, number
+    ON CONFLICT DO NOTHING
     RETURNING id, status, created_at
 ), metadata AS (
     INSERT INTO dispatch_job_metadata (dispatch_job_id, meta_key, meta_value)
@@ -692,7 +693,8 @@ SELECT batch.number, created.id, created.status, created.created_at
 FROM created JOIN batch ON batch.id = created.id
 
 -- name: by_idempotency_key
-SELECT k.number, j.id, j.fingerprint, j.status, j.created_at
+-- Also those with other credentials; see key_index.py.
+SELECT k.number, j.id, j.credentials_id, j.fingerprint, j.status, j.created_at
 FROM json_to_recordset(:keys::json) AS k(number integer, source text, type text, target_url text, idempotency_key text)
 JOIN dispatch_job AS j ON j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
     AND md5(j.target_url) = md5(k.target_url)
@@ -883,10 +885,13 @@ LIMIT 1
 SELECT 1 / CASE WHEN EXISTS (
     SELECT
     FROM json_to_recordset(:keys::json) AS k(
-        source text, type text, target_url text, idempotency_key text, fingerprint text)
-    JOIN dispatch_job AS j ON j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
-        AND md5(j.target_url) = md5(k.target_url)
-    WHERE j.fingerprint <> k.fingerprint) THEN 0 ELSE 1 END AS refused
+        source text, type text, target_url text, credentials_id bigint, idempotency_key text, fingerprint text)
+    WHERE NOT EXISTS (
+        SELECT
+        FROM dispatch_job AS j
+        WHERE j.idempotency_key = k.idempotency_key AND j.source = k.source AND j.type = k.type
+          AND md5(j.target_url) = md5(k.target_url) AND coalesce(j.credentials_id, 0) = coalesce(k.credentials_id, 0)
+          AND coalesce(j.fingerprint, k.fingerprint) = k.fingerprint)) THEN 0 ELSE 1 END AS refused
 
 -- name: dead_groups
 -- One jump into the index per error class, then the newest jobs of each: a class with a million of them hides no
@@ -947,39 +952,22 @@ WITH RECURSIVE head AS (
 SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
 
 -- name: duration_by_type
-WITH RECURSIVE head AS (
-    (SELECT type FROM dispatch_job ORDER BY type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT j.type FROM dispatch_job AS j WHERE j.type > head.type ORDER BY j.type LIMIT 1)
-    FROM head WHERE head.type IS NOT NULL
-), known AS MATERIALIZED (
-    SELECT type FROM head WHERE type IS NOT NULL LIMIT :most
-)
-SELECT known.type, count(*) AS count, avg(done.duration_millis)::double precision AS mean,
-    max(done.duration_millis) AS max
-FROM known CROSS JOIN LATERAL (
-    SELECT j.duration_millis
-    FROM dispatch_job AS j
-    WHERE j.type = known.type AND j.status = 'COMPLETED' AND j.created_at > now() - interval '24 hours'
-    ORDER BY j.created_at DESC
-    LIMIT :newest) AS done
-GROUP BY known.type
-ORDER BY known.type
+-- Of all that are completed: the index of types has all that is asked for, and is read from end to end.
+SELECT type, count(*) AS count, avg(duration_millis)::double precision AS mean, max(duration_millis) AS max
+FROM dispatch_job
+WHERE status = 'COMPLETED'
+GROUP BY type
+ORDER BY type
+LIMIT :most
+
+-- fragment: needing_attention
+dispatch_job WHERE status = 'ERROR' OR (status = 'FAILED' AND attempt_count >= max_retries - 1)
 
 -- name: needs_attention
--- Of jobs that are to be tried again, the newest are looked through: most of them have more than one attempt left.
-WITH failing AS MATERIALIZED (
-    SELECT id, created_at, attempt_count - attempts_before >= max_retries - 1 AS is_last
-    FROM dispatch_job
-    WHERE status = 'FAILED'
-    ORDER BY created_at DESC, id DESC
-    LIMIT :most
-)
-(SELECT id, created_at FROM dispatch_job WHERE status = 'ERROR' ORDER BY created_at DESC, id DESC LIMIT :limit)
-UNION ALL
-(SELECT id, created_at FROM failing WHERE is_last ORDER BY created_at DESC, id DESC LIMIT :limit)
-ORDER BY created_at DESC, id DESC
-LIMIT :limit
+SELECT id FROM {needing_attention} ORDER BY created_at DESC, id DESC LIMIT :limit
+
+-- name: count_attention
+SELECT count(*) AS count FROM {needing_attention}
 
 -- fragment: ended
 greatest(o.created_at, o.updated_at, o.completed_at)

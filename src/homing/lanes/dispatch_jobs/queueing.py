@@ -182,9 +182,10 @@ class QueueingLane:
     ) -> Sequence[Failure | None]:
         """One call per queue; the answers in the order of the entries."""
         known = [queue.queue_uri for queue in (await self._configs.recent()).queues]
+        queues = {wanted: await self._queue_for(wanted, known) for wanted in {one for one, _ in entries}}
         by_queue: dict[str, list[int]] = {}
         for number, (wanted, _) in enumerate(entries):
-            by_queue.setdefault(self._queue_for(wanted, known), []).append(number)
+            by_queue.setdefault(queues[wanted], []).append(number)
         answers: dict[int, Failure | None] = {}
         for queue, numbers in by_queue.items():
             told = await self._broker.publish(
@@ -193,10 +194,12 @@ class QueueingLane:
             answers.update(zip(numbers, told, strict=True))
         return [answers[number] for number in range(len(entries))]
 
-    def _queue_for(self, named: str | None, known: Sequence[str]) -> str:
+    async def _queue_for(self, named: str | None, known: Sequence[str]) -> str:
         """One that is read: that which the job names, else the default, else the first that there is."""
-        wanted = (named or self._default_queue, self._default_queue, *known)
-        return next((queue for queue in wanted if queue in known), self._default_queue)
+        for wanted in (named or self._default_queue, self._default_queue):
+            if (queue := await self._broker.find(wanted, known)) is not None:
+                return queue
+        return known[0] if known else self._default_queue
 
     def describe(self, claim: Claim[Unsent], _settlement: Settlement | None) -> Mapping[str, Any]:
         return {"job": text_of(claim.id)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -24,13 +25,10 @@ from homing.errors import InvalidRequest, Unreachable
 from homing.lanes.dispatch_jobs.filters import Filter
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 
-#: So many are counted one by one; what is more is estimated.
-MOST_COUNTED: Final = 10_000
-#: Pages end here: to skip more rows, one has to read them.
-LAST_OFFSET: Final = 10_000
+#: So many are counted one by one, and served by page numbers: to skip more rows, one has to read them.
+MOST_COUNTED: Final = 100_000
 #: A search that takes longer than this is given up, and a count that takes longer is estimated.
 LONGEST_SEARCH = 5.0
-_LONGEST_COUNT = 1.0
 _GIVEN_UP = "57014"
 
 Direction = Literal["ASC", "DESC"]
@@ -104,6 +102,10 @@ class Total(Struct, frozen=True):
     items: int
     is_estimate: bool
 
+    def pages(self, size: int) -> int:
+        """Those that can be asked for by number."""
+        return math.ceil(min(self.items, MOST_COUNTED) / size)
+
 
 class Found(Struct, frozen=True):
     """A page: rows of the query `listed_jobs`, and where the next page begins."""
@@ -150,9 +152,9 @@ class JobSearch:
         self, filter: Filter, *, page: int = 0, size: int = 20, cursor: str | None = None
     ) -> Found:
         """By number, or from where the cursor of another page ended."""
-        if page * size > LAST_OFFSET:
+        if page * size >= MOST_COUNTED:
             raise InvalidRequest(
-                f"page: goes up to the {LAST_OFFSET:,}th job; to go on, give `next` of a page as cursor",
+                f"page: goes up to the {MOST_COUNTED:,}th job; to go on, give `next` of a page as cursor",
                 "page",
             )
         begun = read_cursor(cursor, filter) if cursor is not None else await self._begin(filter, page)
@@ -243,26 +245,32 @@ class JobSearch:
 
     async def total(self, filter: Filter, first: int) -> Total:
         try:
-            counted = await self.count(filter, first, MOST_COUNTED + 1, longest=_LONGEST_COUNT)
+            counted = await self.count(filter, first, MOST_COUNTED + 1)
         except TooSlow:
             return Total(await self._estimate(filter), is_estimate=True)
         if counted <= MOST_COUNTED:
             return Total(counted, is_estimate=False)
-        # SQLite keeps no statistics: there it stays at "more than 10,000".
-        estimate = await self._estimate(filter) if self._dialect != "sqlite" else counted
-        return Total(max(counted, estimate), is_estimate=True)
+        return Total(max(counted, await self._estimate(filter)), is_estimate=True)
 
-    async def count(self, filter: Filter, first: int, most: int, *, longest: float = LONGEST_SEARCH) -> int:
+    async def count(self, filter: Filter, first: int, most: int) -> int:
         """How many match, counted up to `most`."""
         chosen = _choice(filter, self._dialect, "count", first)
         # In order: an index serves it then, where the planner would read a part of the table and hope.
         found = _text("1", chosen.sources, chosen.conditions, _order(chosen, "DESC"), "LIMIT :most")
         text = _text("count(*) AS count", f"({found}) AS found")
-        rows = await self._fetch(text, {**self._values(filter), "most": most}, longest)
+        rows = await self._fetch(text, {**self._values(filter), "most": most}, LONGEST_SEARCH)
         return int(rows[0]["count"])
 
     async def _estimate(self, filter: Filter) -> int:
-        """What the planner expects, from the statistics that PostgreSQL keeps of the table."""
+        """What the planner expects, from the statistics that PostgreSQL keeps of the table.
+
+        SQLite keeps none: where no tally helps it stays at "more than are counted".
+        """
+        if self._dialect == "sqlite":
+            if filter != Filter(status=filter.status):
+                return MOST_COUNTED + 1
+            counts = await self._jobs.counts()
+            return sum(counts.values()) if filter.status is None else counts.get(filter.status, 0)
         chosen = _choice(filter, self._dialect, "estimate", 0)
         plan = await self._plan(_text("1", chosen.sources, chosen.conditions), filter)
         return int(plan["Plan Rows"])

@@ -301,13 +301,13 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', json_extract(b.val
 {draw_ids};
 INSERT INTO dispatch_attempt (
     id, dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
-    response_body, response_headers, error_class, error_message, unknown, worker)
+    response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
 SELECT (SELECT base FROM homing_tsid) + b.key, j.id, j.claim_seq - coalesce(json_extract(b.value, '$.lost'), 0),
     j.attempt_count + 1, CASE WHEN json_extract(b.value, '$.lost') THEN j.updated_at ELSE {begun} END, {now},
     json_extract(b.value, '$.millis'), json_extract(b.value, '$.attempt'), json_extract(b.value, '$.response_code'),
     json_extract(b.value, '$.response_body'), json_extract(b.value, '$.response_headers'),
-    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), coalesce(json_extract(b.value, '$.unknown'), 0),
-    j.locked_by
+    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), json_extract(b.value, '$.stack_trace'),
+    coalesce(json_extract(b.value, '$.unknown'), 0), j.locked_by
 FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = json_extract(b.value, '$.id')
 WHERE j.status = 'IN_PROGRESS' AND j.claim_seq = json_extract(b.value, '$.fence') AND json_extract(b.value, '$.counted') = 1;
 WITH batch AS MATERIALIZED (
@@ -586,7 +586,7 @@ SELECT (SELECT base FROM homing_tsid) + b.key * 64, {now}, {now}, json_extract(b
     json_extract(b.value, '$.traceparent'), json_extract(b.value, '$.tracestate')
 FROM json_each(:batch) AS b
 WHERE true
-ON CONFLICT (idempotency_key, source, type, target_url) WHERE idempotency_key IS NOT NULL DO NOTHING;
+ON CONFLICT DO NOTHING;
 INSERT INTO dispatch_job_metadata (id, dispatch_job_id, meta_key, meta_value)
 SELECT j.id + row_number() OVER (PARTITION BY j.id), j.id, entry.key, entry.value
 FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64,
@@ -599,7 +599,7 @@ SELECT json_extract(b.value, '$.number') AS number, j.id, j.status, j.created_at
 FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = (SELECT base FROM homing_tsid) + b.key * 64
 
 -- name: by_idempotency_key
-SELECT json_extract(k.value, '$.number') AS number, j.id, j.fingerprint, j.status, j.created_at
+SELECT json_extract(k.value, '$.number') AS number, j.id, j.credentials_id, j.fingerprint, j.status, j.created_at
 FROM json_each(:keys) AS k CROSS JOIN dispatch_job AS j
     ON j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
     AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
@@ -752,11 +752,16 @@ LIMIT 1
 -- Here it is the absolute value of the one number that has none.
 SELECT abs(CASE WHEN EXISTS (
     SELECT 1
-    FROM json_each(:keys) AS k CROSS JOIN dispatch_job AS j
-        ON j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
-        AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
-        AND j.target_url = json_extract(k.value, '$.target_url')
-    WHERE j.fingerprint <> json_extract(k.value, '$.fingerprint')) THEN -9223372036854775807 - 1 ELSE 1 END) AS refused
+    FROM json_each(:keys) AS k
+    WHERE NOT EXISTS (
+        SELECT 1
+        FROM dispatch_job AS j
+        WHERE j.idempotency_key IS NOT NULL AND j.idempotency_key = json_extract(k.value, '$.idempotency_key')
+          AND j.source = json_extract(k.value, '$.source') AND j.type = json_extract(k.value, '$.type')
+          AND j.target_url = json_extract(k.value, '$.target_url')
+          AND j.credentials_id IS json_extract(k.value, '$.credentials_id')
+          AND coalesce(j.fingerprint, json_extract(k.value, '$.fingerprint')) = json_extract(k.value, '$.fingerprint')))
+    THEN -9223372036854775807 - 1 ELSE 1 END) AS refused
 
 -- name: dead_groups
 WITH RECURSIVE class(error_class) AS (
@@ -820,40 +825,23 @@ WITH RECURSIVE head(source) AS (
 SELECT source, total, successful FROM counted WHERE total > 0 ORDER BY total DESC, source
 
 -- name: duration_by_type
-WITH RECURSIVE head(type) AS (
-    SELECT min(type) FROM dispatch_job
-    UNION ALL
-    SELECT (SELECT min(j.type) FROM dispatch_job AS j WHERE j.type > head.type)
-    FROM head WHERE head.type IS NOT NULL
-), known AS MATERIALIZED (
-    SELECT type FROM head WHERE type IS NOT NULL LIMIT :most
-)
-SELECT known.type, count(*) AS count, avg(j.duration_millis) AS mean, max(j.duration_millis) AS max
-FROM known CROSS JOIN dispatch_job AS j
-WHERE j.id IN (
-    SELECT d.id
-    FROM dispatch_job AS d
-    WHERE d.type = known.type AND d.status = 'COMPLETED' AND d.created_at > {a_day_ago}
-    ORDER BY d.created_at DESC
-    LIMIT :newest)
-GROUP BY known.type
-ORDER BY known.type
+-- By the plus the index of states is left out, from which nearly all rows would have to be sorted.
+SELECT type, count(*) AS count, avg(duration_millis) AS mean, max(duration_millis) AS max
+FROM dispatch_job
+WHERE +status = 'COMPLETED'
+GROUP BY type
+ORDER BY type
+LIMIT :most
+
+-- fragment: needing_attention
+dispatch_job INDEXED BY homing_job_attention
+WHERE status = 'ERROR' OR (status = 'FAILED' AND attempt_count >= max_retries - 1)
 
 -- name: needs_attention
-WITH failing AS MATERIALIZED (
-    SELECT id, created_at, attempt_count - attempts_before >= max_retries - 1 AS is_last
-    FROM dispatch_job
-    WHERE status = 'FAILED'
-    ORDER BY created_at DESC, id DESC
-    LIMIT :most
-), ended AS MATERIALIZED (
-    SELECT id, created_at FROM dispatch_job WHERE status = 'ERROR' ORDER BY created_at DESC, id DESC LIMIT :limit
-)
-SELECT id, created_at FROM ended
-UNION ALL
-SELECT id, created_at FROM failing WHERE is_last
-ORDER BY created_at DESC, id DESC
-LIMIT :limit
+SELECT id FROM {needing_attention} ORDER BY created_at DESC, id DESC LIMIT :limit
+
+-- name: count_attention
+SELECT count(*) AS count FROM {needing_attention}
 
 -- fragment: ended
 max(o.created_at, o.updated_at, coalesce(o.completed_at, o.created_at))

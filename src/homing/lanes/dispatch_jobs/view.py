@@ -93,6 +93,8 @@ class Attempt(Struct, frozen=True, kw_only=True, rename="camel"):
     completed_at: str | None
     #: The process that made it; None of attempts from before this was kept.
     worker: str | None = None
+    #: Where an error of our own struck, for administrators; of a receiver's failure there is none.
+    error_stack_trace: str | None = None
 
 
 def job_number(text: str) -> int:
@@ -247,6 +249,7 @@ def attempted(row: Row) -> Attempt:
         attempted_at=iso(row["attempted_at"]) or "",
         completed_at=iso(row["completed_at"]),
         worker=row["worker"],
+        error_stack_trace=row["error_stack_trace"],
     )
 
 

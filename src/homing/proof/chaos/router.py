@@ -98,6 +98,9 @@ class Troubled:
         self.expiries += len(chosen)
         return chosen
 
+    async def find(self, named: str, among: Sequence[str]) -> str | None:
+        return await self._broker.find(named, among)
+
     async def depth(self, queue: Queue) -> int | None:
         return await self._broker.depth(queue)
 
