@@ -12,6 +12,7 @@ Item = TypeVar("Item")
 LONG_FILES = {
     "tests/proof/test_operator_stop.py": 100,
     "tests/lanes/dispatch_jobs/test_router_jobs.py": 100,
+    "tests/lanes/dispatch_jobs/test_foreign_program.py": 90,
     "tests/proof/test_jobs_chaos.py": 90,
     "tests/proof/test_email_chaos.py": 80,
     "tests/brokers/test_rabbitmq_faults.py": 80,
@@ -35,6 +36,7 @@ LONG_FILES = {
     "tests/test_rerun.py": 30,
     "tests/test_install.py": 75,
     "tests/proof/test_exclusive_claims.py": 15,
+    "tests/lanes/dispatch_jobs/test_attempt_history.py": 15,
     "tests/desk/test_bulk.py": 15,
     "tests/contract/test_oldest_due.py": 25,
     "tests/contract/test_search_plans.py": 14,

@@ -16,7 +16,7 @@ from homing.brokers.router import queue_of
 from homing.db import Database, Query, redact
 from homing.desk.checkup import Finding
 from homing.errors import DatabaseError, HomingError, SettingsError
-from homing.lanes.dispatch_jobs.credentials import Credentials, UnreadableSecrets
+from homing.lanes.dispatch_jobs.credentials import Credentials, Secrets, UnreadableSecrets
 from homing.messages.model import LANES, LaneName
 from homing.senders.egress import parse_networks
 from homing.senders.providers import PROVIDERS, check_provider
@@ -294,15 +294,17 @@ async def _credentials(homing: Homing) -> Finding:
         credentials = Credentials(homing.jobs_database, _vault(homing.settings))
     except SettingsError:
         return Finding("credentials", False, "they cannot be opened without a key: see encryption key")
-    total = unreadable = 0
+    total = unreadable = plain = 0
     before: int | None = None
     while rows := await credentials.page(before=before, limit=_AT_ONCE):
         before = rows[-1]["id"]
         opened_ones = await asyncio.gather(*(credentials.get(row["id"]) for row in rows))
         total += len(rows)
         unreadable += sum(isinstance(one, UnreadableSecrets) for one in opened_ones)
+        plain += sum(isinstance(one, Secrets) and one.is_plain for one in opened_ones)
     if not unreadable:
-        return Finding("credentials", True, f"{total:,}, and each can be opened")
+        seal = f"; {plain:,} in plain text, which `homing credentials rewrap` seals" if plain else ""
+        return Finding("credentials", True, f"{total:,}, and each can be opened{seal}")
     return Finding(
         "credentials",
         False,

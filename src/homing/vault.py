@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 from base64 import b64decode, b64encode, urlsafe_b64encode
@@ -26,6 +27,7 @@ from homing.errors import HomingError, SettingsError
 KEY_FILE = "homing.key"
 
 _VERSION = "v1"
+_IS_SEALED = re.compile(r"v\d+:[0-9a-f]{12}:").match
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _HOW = "make one with `openssl rand -base64 32`"
@@ -33,6 +35,11 @@ _HOW = "make one with `openssl rand -base64 32`"
 
 class Unreadable(HomingError):
     """A sealed secret cannot be opened."""
+
+
+def is_sealed(text: str) -> bool:
+    """Whether it has the form of what a vault seals, of any version; else it is plain text."""
+    return _IS_SEALED(text) is not None
 
 
 class Vault:

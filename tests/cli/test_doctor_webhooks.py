@@ -12,6 +12,8 @@ import pytest
 from tests.command import Homing
 from tests.jobs import job_bench
 
+from homing.db import Query, connect
+
 KEY, OTHER_KEY = b64encode(b"k" * 32).decode(), b64encode(b"o" * 32).decode()
 
 
@@ -64,6 +66,30 @@ def test_credentials_that_no_key_opens_are_counted(homing: Homing, database_url:
     )  # fmt: skip
     assert mended.returncode == 0, mended.stderr
     assert findings(homing, **here, HOMING_ENCRYPTION_KEY=KEY)["credentials"]["ok"]
+
+
+async def _run(database_url: str, statement: str) -> None:
+    database = connect(database_url)
+    await database.fetch(Query("plain", statement, (), writes=True), {})
+    await database.close()
+
+
+@pytest.mark.clause("JOB-31")
+def test_plain_credentials_are_counted(homing: Homing, database_url: str) -> None:
+    here = {"HOMING_DATABASE_URL": database_url, "HOMING_MAIL_URL": "memory://"}
+    homing("migrate", **here)
+    make_credentials(homing, 1, **here, HOMING_ENCRYPTION_KEY=KEY)
+    insert = (
+        "INSERT INTO dispatch_credentials (id, bearer_token, signing_secret, algorithm)"
+        " VALUES (1, 'sk_live_abc123', 'whsec_xyz789', 'HMAC_SHA256'), (2, NULL, 'whsec_b', 'HMAC_SHA256')"
+    )
+    asyncio.run(_run(database_url, insert))
+    found = findings(homing, **here, HOMING_ENCRYPTION_KEY=KEY)["credentials"]
+    assert found["ok"]
+    assert "3, and each can be opened; 2 in plain text" in found["detail"]
+    assert homing("credentials", "rewrap", **here, HOMING_ENCRYPTION_KEY=KEY).returncode == 0
+    sealed = findings(homing, **here, HOMING_ENCRYPTION_KEY=KEY)["credentials"]
+    assert sealed["detail"] == "3, and each can be opened"
 
 
 def test_a_key_that_is_none(homing: Homing) -> None:

@@ -20,6 +20,7 @@ from tests.plans import A_WRITE, OURS, Connection, Plan, assert_only_ours_are_re
 
 from homing.db import load_queries
 from homing.db.sqlite import _statements
+from homing.engine.model import WORKER_LOST
 from homing.proof.bench.jobs_scale import Kind, add_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -98,6 +99,7 @@ def parameters(ids: list[int]) -> dict[str, dict[str, Any]]:
         "confirm": {"batch": batch},
         "renew": {"batch": batch},
         "release": {"batch": batch},
+        "record_late": {"batch": batch},
         "rescue": {"limit": 50},
         "claim_lost": {"limit": 50},
         "expired": {"limit": 100},
@@ -115,7 +117,9 @@ def parameters(ids: list[int]) -> dict[str, dict[str, Any]]:
 
 #: Twenty thousand, everywhere in the table.
 TAKEN = "status = 'COMPLETED' AND position % 5 = 1"
-ALWAYS = {"owner": "me", "lease_seconds": 60.0}
+ALWAYS = {
+    "owner": "me", "lease_seconds": 60.0, "lost_class": WORKER_LOST.code, "lost_error": WORKER_LOST.message,
+}  # fmt: skip
 
 # ── PostgreSQL ───────────────────────────────────────────────────────────────────────────────────
 

@@ -113,6 +113,8 @@ class JobsMachine(RuleBasedStateMachine):
         self.rows: dict[int, Row] = {}
         self.places = count()
         self.paused_until: dict[str, float] = {}
+        #: Claims that have an attempt: each has one, whoever writes it.
+        self.recorded: set[tuple[int, int]] = set()
         #: Every claim that was ever given out, the forgotten ones of dead workers too.
         self.claims: list[Claim[Job]] = []
 
@@ -242,6 +244,8 @@ class JobsMachine(RuleBasedStateMachine):
         settled = self.opened.run(self.jobs.settle([(self.claims[key], batch[key]) for key in batch]))
         self.opened.run(self.jobs.judged())
         assert settled == {self.claims[key].id for key in owned}
+        for key, settlement in batch.items():
+            self._note_attempt(self.claims[key], settlement, is_late=key not in owned)
         for key, settlement in owned.items():
             self._write(self.rows[self.claims[key].id], settlement)
         ending = [key for key, settlement in batch.items() if not isinstance(settlement, RetryIn)]
@@ -274,8 +278,15 @@ class JobsMachine(RuleBasedStateMachine):
         row = self.rows[claim.id]
         return row.status == "IN_PROGRESS" and row.fence == claim.fence
 
+    def _note_attempt(self, claim: Claim[Job], settlement: Settlement, *, is_late: bool) -> None:
+        """A late result replaces the row of its claim, or is an attempt more, and changes nothing else."""
+        made = (claim.id, claim.fence)
+        if _is_charged(settlement) and made not in self.recorded:
+            self.recorded.add(made)
+            self.rows[claim.id].attempts += is_late
+
     def _write(self, row: Row, settlement: Settlement) -> None:
-        charged = isinstance(settlement, Complete) or getattr(settlement, "charged", False)
+        charged = _is_charged(settlement)
         row.lease = None
         row.attempts += charged
         deferred = isinstance(settlement, RetryIn) and not charged
@@ -312,15 +323,18 @@ class JobsMachine(RuleBasedStateMachine):
     @rule()
     def rescue(self) -> None:
         self.opened.run(self.maintenance.rescue())
-        for row in self.rows.values():
+        for id, row in self.rows.items():
             if row.status == "IN_PROGRESS" and row.lease is not None and row.lease < self.now:
-                self._rescue_row(row)
+                self._rescue_row(id, row)
 
-    def _rescue_row(self, row: Row) -> None:
+    def _rescue_row(self, id: int, row: Row) -> None:
+        self.recorded.add((id, row.fence))
         row.rescues += 1
         row.fence += 1
         if row.rescues <= FREE_RESCUES:
             row.status, row.due, row.lease = row.open_status, self.now, None
+            row.attempts += 1
+            row.before += 1
             return
         dead = row.attempts - row.before + 1 >= MAX_RETRIES
         self._write(row, Bury(FAILURE) if dead else RetryIn(BASE, FAILURE))
@@ -404,6 +418,10 @@ class JobsMachine(RuleBasedStateMachine):
         assert counts == {state: statuses.count(state) for state in counts}
 
 
+def _is_charged(settlement: Settlement) -> bool:
+    return isinstance(settlement, Complete) or getattr(settlement, "charged", False)
+
+
 def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
     ready = bool(row["ready"]) if row["status"] in LIVE else None
     counts = ("claim_seq", "attempt_count", "attempts_before", "rescue_count", "defer_count")
@@ -456,7 +474,9 @@ def test_the_jobs_are_what_the_model_says(jobs_database_url: str) -> None:
     [
         ("settle", "AND dispatch_job.claim_seq = batch.fence", ""),
         ("settle", "AND json_extract(b.value, '$.counted') = 1", ""),
-        ("release", "WHEN attempt_count = attempts_before THEN 'PENDING'", "WHEN true THEN 'PENDING'"),
+        ("release", "WHEN attempt_count <= attempts_before THEN 'PENDING'", "WHEN true THEN 'PENDING'"),
+        ("rescue", "attempts_before = attempts_before + 1,", ""),
+        ("record_late", "NOT EXISTS", "EXISTS"),
         ("rescue", "rescue_count < 3", "rescue_count < 2"),
         ("cancel", "IN ('PENDING', 'FAILED')", "IN ('PENDING', 'FAILED', 'IN_PROGRESS')"),
         ("requeue", "attempts_before = attempt_count,", ""),

@@ -130,6 +130,17 @@ WORDS = (
 )
 GOOD = JobEvidence(JOBS, ENDS, ATTEMPTS, RECEIPTS, (), Testimony(WORDS))
 HELD = Held(100, 1, "host:1", text_of(100))
+#: Of a worker that was killed: two attempts, of which the first tells nothing.
+KILLED = replace(
+    GOOD,
+    ends=(replace(ENDS[0], claim_seq=2, attempt_count=2), ENDS[1]),
+    attempts=(
+        AttemptRow(100, 1, "FAILURE", None, "worker_died", 9.0, 9.5),
+        replace(ATTEMPTS[0], number=2),
+        ATTEMPTS[1],
+    ),
+    testimony=Testimony((replace(WORDS[0], claim=(100, 2)), WORDS[1])),
+)
 DOUBLE = replace(RECEIPTS[0], begun=11.0, ended=11.5)
 FAILED = replace(RECEIPTS[0], status=500, begun=9.0, ended=9.5)
 
@@ -164,19 +175,28 @@ def test_a_failing_answer_is_no_delivery_and_is_an_attempt() -> None:
 
 
 def test_a_double_is_allowed_once_for_each_claim_that_was_interrupted() -> None:
-    evidence = replace(
-        GOOD,
-        ends=(replace(ENDS[0], claim_seq=2), ENDS[1]),
-        receipts=(*RECEIPTS, DOUBLE),
-        testimony=Testimony((replace(WORDS[0], claim=(100, 2)), WORDS[1])),
-        faults=(Fault("kill", (HELD,), 1),),
-    )
+    evidence = replace(KILLED, receipts=(*RECEIPTS, DOUBLE), faults=(Fault("kill", (HELD,), 1),))
     assert check_jobs(evidence).passed
     thrice = replace(evidence, receipts=(*RECEIPTS, DOUBLE, DOUBLE))
     assert broken(thrice) == {
         "doubles within what was in flight",
-        "requests that no attempt and no fault explains",
+        "requests that no attempt explains",
     }
+
+
+def test_a_result_that_came_late_may_be_a_second_success_and_nothing_else_may() -> None:
+    twice = replace(
+        KILLED,
+        attempts=(
+            replace(ATTEMPTS[0], begun=9.0, ended=9.5), replace(ATTEMPTS[0], number=2), ATTEMPTS[1],
+        ),
+        receipts=(*RECEIPTS, DOUBLE),
+        faults=(Fault("stop", (HELD,), 1),),
+    )  # fmt: skip
+    assert broken(twice) == {"not settled by one success, the last attempt"}
+    late = Settled((100, 1), took_effect=False, completes=True)
+    told = replace(twice, testimony=Testimony((*KILLED.testimony.settled, late)))
+    assert check_jobs(told).passed
 
 
 @pytest.mark.parametrize(
@@ -210,7 +230,7 @@ def test_a_double_is_allowed_once_for_each_claim_that_was_interrupted() -> None:
             {"attempts": (replace(ATTEMPTS[0], status="FAILURE"), ATTEMPTS[1])},
             "not settled by one success, the last attempt",
         ),
-        ({"receipts": (*RECEIPTS, FAILED)}, "requests that no attempt and no fault explains"),
+        ({"receipts": (*RECEIPTS, FAILED)}, "requests that no attempt explains"),
         ({"receipts": (*RECEIPTS, DOUBLE)}, "doubles within what was in flight"),
         (
             {"receipts": (*RECEIPTS, replace(DOUBLE, webhook_id=text_of(200)))},
@@ -280,10 +300,9 @@ def test_a_broken_order_is_found(change: Mapping[str, Any], found: str) -> None:
 
 def test_a_double_of_the_head_after_a_kill_breaks_no_order() -> None:
     evidence = replace(
-        IN_A_GROUP,
-        ends=(replace(ENDS[0], claim_seq=2), ENDS[1]),
+        KILLED,
+        ordered=IN_A_GROUP.ordered,
         receipts=(replace(RECEIPTS[0], begun=5.0, ended=5.5), *RECEIPTS),
-        testimony=Testimony((replace(WORDS[0], claim=(100, 2)), WORDS[1])),
         faults=(Fault("kill", (HELD,), 1),),
     )
     assert check_jobs(evidence).passed
@@ -292,10 +311,9 @@ def test_a_double_of_the_head_after_a_kill_breaks_no_order() -> None:
 def test_a_kill_excuses_no_overlap_and_a_sleep_over_the_lease_does() -> None:
     late = replace(DOUBLE, begun=12.1, ended=12.6)
     evidence = replace(
-        IN_A_GROUP,
-        ends=(replace(ENDS[0], claim_seq=2), ENDS[1]),
+        KILLED,
+        ordered=IN_A_GROUP.ordered,
         receipts=(*RECEIPTS, late),
-        testimony=Testimony((replace(WORDS[0], claim=(100, 2)), WORDS[1])),
         faults=(Fault("kill", (HELD,)),),
     )
     assert broken(evidence) == {"two of a group at the receiver"}

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from homing.engine.lane import Lane
-from homing.engine.model import Failure, Monotonic, Rand, Retry
+from homing.engine.model import WORKER_LOST, Monotonic, Rand, Retry
 from homing.engine.policy import decide
 from homing.errors import DatabaseError, Unreachable
 from homing.telemetry import Telemetry
@@ -62,7 +62,7 @@ class Maintenance:
     async def _charge_the_lost(self) -> int:
         """A row that keeps losing its workers may be what kills them, so now it costs an attempt."""
         claims = await self._lane.store.claim_lost(_BATCH)
-        outcome = Retry(Failure("worker_died", "the worker died during the attempt, again"))
+        outcome = Retry(WORKER_LOST)
         await self._lane.store.settle(
             [(c, decide(self._lane.policy_of(c), c, outcome, self._rand)) for c in claims]
         )

@@ -52,6 +52,10 @@ class Failure(Struct, frozen=True, gc=False):
     trace: str = ""
 
 
+#: Why a claim ended of which nobody knows whether its effect took place.
+WORKER_LOST = Failure("worker_died", "outcome unknown: worker lost")
+
+
 class Delivered(Struct, frozen=True, tag=True, gc=False):
     """The effect took place."""
 

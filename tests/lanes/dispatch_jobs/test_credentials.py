@@ -620,3 +620,78 @@ async def test_rewrap_drops_what_counts_no_more(bench: Bench) -> None:
     await bench.tables.change("dispatch_credentials", {"previous_until": None})
     await rewrapped(bench.another(OTHER_KEY, KEY))
     assert (await bench.row(id))["previous_signing_secret"] is None
+
+
+# ── in plain text ────────────────────────────────────────────────────────────────────────────────
+
+
+async def insert_plain(bench: Bench, id: int, **columns: Any) -> None:
+    """As the specification's schema has them: another program knows no other columns."""
+    now = await bench.tables.now()
+    given = {
+        "bearer_token": "sk_live_abc123",
+        "signing_secret": "whsec_xyz789...",
+        "algorithm": "HMAC_SHA256",
+    }
+    row = {"id": id, **given, "created_at": now, "updated_at": now, **columns}
+    await bench.tables.insert("dispatch_credentials", row)
+
+
+@pytest.mark.clause("JOB-31")
+async def test_plain_secrets_are_used_as_they_are_and_left_so(bench: Bench) -> None:
+    await insert_plain(bench, 4711)
+    before = await bench.row(4711)
+    headers = (await bench.secrets(4711)).headers("msg_1", datetime.now(UTC), BODY)
+    assert headers["Authorization"] == "Bearer sk_live_abc123"
+    assert verify(BODY, headers, "whsec_xyz789...").id == "msg_1"
+    assert verify(BODY, headers, "whsec_xyz789...", scheme="flowcatalyst").scheme == "flowcatalyst"
+    assert (await bench.credentials.describe(4711))["algorithm"] == "HMAC_SHA256"
+    assert await bench.row(4711) == before
+
+
+@pytest.mark.clause("JOB-31")
+async def test_what_is_missing_or_empty_in_plain_is_not_there(bench: Bench) -> None:
+    await insert_plain(bench, 1, signing_secret="")
+    await insert_plain(bench, 2, bearer_token=None)
+    only_token = (await bench.secrets(1)).headers("msg_1", datetime.now(UTC), BODY)
+    assert [*only_token] == ["Authorization"]
+    only_secret = (await bench.secrets(2)).headers("msg_1", datetime.now(UTC), BODY)
+    assert "Authorization" not in only_secret
+    assert verify(BODY, only_secret, "whsec_xyz789...").id == "msg_1"
+
+
+@pytest.mark.clause("JOB-31")
+async def test_only_rewrap_seals_plain_secrets(bench: Bench) -> None:
+    await insert_plain(bench, 4711)
+    sealed = id_of(await bench.credentials.create(GIVEN))
+    assert [(p.seen, p.resealed) for p in await rewrapped(bench.credentials)] == [(2, 1)]
+    row = await bench.row(4711)
+    assert row["bearer_token"].startswith("v1:")
+    assert row["signing_secret"].startswith("v1:")
+    assert row["fingerprint"] == (await bench.row(sealed))["fingerprint"]
+    headers = (await bench.secrets(4711, bench.another(KEY))).headers("msg_1", datetime.now(UTC), BODY)
+    assert headers["Authorization"] == "Bearer sk_live_abc123"
+    assert verify(BODY, headers, "whsec_xyz789...").id == "msg_1"
+    assert [(p.seen, p.resealed) for p in await rewrapped(bench.credentials)] == [(2, 0)]
+
+
+@pytest.mark.clause("JOB-31")
+async def test_a_rotation_leaves_the_plain_secret_that_it_does_not_replace(bench: Bench) -> None:
+    await insert_plain(bench, 4711)
+    await bench.credentials.rotate(4711, RotateCredentials(signing_secret="another secret"))
+    row = await bench.row(4711)
+    assert row["bearer_token"] == "sk_live_abc123"
+    assert row["signing_secret"].startswith("v1:")
+    headers = (await bench.secrets(4711)).headers("msg_1", datetime.now(UTC), BODY)
+    assert headers["Authorization"] == "Bearer sk_live_abc123"
+    for secret in ("whsec_xyz789...", "another secret"):
+        assert verify(BODY, headers, secret, scheme="standard").id == "msg_1"
+
+
+@pytest.mark.clause("JOB-24", "JOB-31")
+@pytest.mark.parametrize("damage", ["v1:000000000000:AAAA", "v9:0123456789ab:AAAA", "v1:0123456789ab:"])
+async def test_a_sealed_secret_that_was_damaged_is_not_taken_for_a_plain_one(
+    bench: Bench, damage: str
+) -> None:
+    await insert_plain(bench, 4711, bearer_token=damage)
+    assert isinstance(await bench.credentials.get(4711), UnreadableSecrets)

@@ -107,7 +107,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"a": "x", "is": True}}, "metadata.is", "as a string"),
     ({"metadata": {"a": None}}, "metadata.a", "as a string"),
     ({"metadata": ["a"]}, "metadata", "an object of strings"),
-    ({"metadata": {"a b": "x"}}, "metadata.a b", "letters, digits"),
+    ({"metadata": {"a\tb": "x"}}, "metadata.a?b", "printable"),
     ({"metadata": {"": "x"}}, "metadata.", "1 to 100"),
     ({"metadata": {"k" * 101: "x"}}, "metadata." + "k" * 100, "1 to 100"),
     ({"metadata": {"k": "v" * 501}}, "metadata.k", "at most 500"),

@@ -12,11 +12,11 @@ import pytest
 from tests.jobs import JobBench, job_bench
 
 from homing.db import instant, iso
-from homing.engine.model import Complete
+from homing.engine.model import Complete, Failure, RetryIn
 from homing.errors import Refused
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.dispatch_jobs.tsid import time_of
-from homing.testing.http_sink import HttpSink
+from homing.testing.http_sink import Answer, HttpSink
 
 URL = "https://partner.example/hooks"
 
@@ -183,7 +183,7 @@ async def test_sqlite_takes_times_in_every_form_that_it_reads(sqlite_url: str) -
 
 async def test_what_cannot_be_is_refused(lane: JobBench) -> None:
     wrong: list[dict[str, Any]] = [
-        {"status": "SENT"}, {"max_retries": 0}, {"retry_strategy": "random"}, {"attempt_count": -1},
+        {"status": "SENT"}, {"max_retries": 0}, {"attempt_count": -1},
         {"ordering": "group"}, {"ordering": "some"},
     ]  # fmt: skip
     for columns in wrong:
@@ -262,3 +262,187 @@ async def test_a_url_that_somebody_changes_by_hand_is_used(lane: JobBench) -> No
         await lane.change(id, target_url=right.url)
         await lane.run_batch()
         assert (wrong.count, right.count) == (0, 1)
+
+
+# ── rescheduled by SQL ───────────────────────────────────────────────────────────────────────────
+
+
+async def is_due(lane: JobBench, id: int) -> bool:
+    claim = await lane.jobs.claim_one(id)
+    if claim is None:
+        return False
+    await lane.jobs.release([claim])
+    return True
+
+
+@pytest.mark.clause("JOB-29")
+async def test_scheduled_for_of_a_pending_job_is_obeyed_as_the_row_has_it(lane: JobBench) -> None:
+    by_sql, (by_api,) = await insert(lane), await lane.create(URL)
+    for id in (by_sql, by_api):
+        assert await is_due(lane, id)
+        for seconds, due in ((60, False), (3600, False), (-5, True), (60, False)):
+            await lane.change(id, scheduled_for=moment(lane, seconds))
+            assert await is_due(lane, id) is due, seconds
+        row = await lane.row(id)
+        assert row["next_attempt_at"] == row["scheduled_for"] == row["queue_at"]
+        await lane.change(id, scheduled_for=None)
+        assert await is_due(lane, id), "NULL is now"
+    await lane.change(by_sql, scheduled_for=moment(lane, 60))
+    assert await lane.jobs.counts() == {
+        "PENDING": 2, "IN_PROGRESS": 0, "COMPLETED": 0, "FAILED": 0, "ERROR": 0, "CANCELLED": 0,
+    }  # fmt: skip
+    await lane.pass_time(61)
+    assert sorted(await claimed(lane)) == sorted([by_sql, by_api])
+
+
+@pytest.mark.clause("JOB-29")
+async def test_all_jobs_of_a_source_are_postponed_by_one_statement(lane: JobBench) -> None:
+    ids = await lane.create(URL, 5)
+    later = (
+        "now() + interval '1 hour'"
+        if lane.homing.database.dialect == "postgres"
+        else "datetime('now', '+1 hour')"
+    )
+    await lane.sql(
+        f"UPDATE dispatch_job SET scheduled_for = {later} WHERE source = 'order-service' RETURNING id"
+    )
+    assert await lane.claim() == []
+    assert {(await lane.row(id))["queued"] for id in ids} <= {False}
+
+
+@pytest.mark.clause("JOB-29")
+async def test_a_failed_job_in_backoff_is_not_affected(lane: JobBench) -> None:
+    async with HttpSink(lambda _: Answer(status=500)) as sink:
+        id = await insert(lane, target_url=sink.url)
+        await lane.run_batch()
+    before = (await lane.row(id))["next_attempt_at"]
+    for value in (moment(lane, -60), None, moment(lane, 7200)):
+        await lane.change(id, scheduled_for=value)
+        assert (await lane.row(id))["next_attempt_at"] == before
+
+
+@pytest.mark.clause("JOB-29")
+async def test_what_is_scheduled_while_it_is_held_waits_when_it_is_given_back(lane: JobBench) -> None:
+    released, deferred, lost, failed = await lane.create(URL, 4)
+    claims = {claim.id: claim for claim in await lane.claim()}
+    for id in claims:
+        await lane.change(id, scheduled_for=moment(lane, 3600))
+    await lane.jobs.release([claims[released]])
+    busy = RetryIn(1.0, Failure("target_busy", "busy"), charged=False)
+    error = RetryIn(1.0, Failure("http_500", "HTTP 500"))
+    await lane.jobs.settle([(claims[deferred], busy), (claims[failed], error)])
+    past = moment(lane, -1)
+    await lane.change(lost, lease_expires_at=past)
+    assert await lane.jobs.rescue(10) == 1
+    for id in (released, deferred, lost):
+        row = await lane.row(id)
+        assert (row["status"], row["next_attempt_at"]) == ("PENDING", row["scheduled_for"])
+    row = await lane.row(failed)
+    assert (row["status"], row["next_attempt_at"] < row["scheduled_for"]) == ("FAILED", True)
+
+
+@pytest.mark.clause("JOB-29")
+async def test_a_job_that_somebody_puts_back_is_due_as_its_schedule_says(lane: JobBench) -> None:
+    async with HttpSink(lambda _: Answer(status=500)) as sink:
+        now, later = [await insert(lane, target_url=sink.url) for _ in range(2)]
+        await lane.run_batch()
+    await lane.change(later, scheduled_for=moment(lane, 3600))
+    for id in (now, later):
+        assert not await is_due(lane, id), "in backoff"
+        await lane.change(id, status="PENDING")
+    assert [await is_due(lane, id) for id in (now, later)] == [True, False]
+    await lane.jobs.cancel([now])
+    await lane.change(now, status="PENDING", attempt_count=0)
+    assert await is_due(lane, now)
+
+
+@pytest.mark.clause("JOB-29")
+async def test_sqlite_reschedules_in_every_form_of_a_time(sqlite_url: str) -> None:
+    async with job_bench(sqlite_url) as lane:
+        id = await insert(lane)
+        for text, due in (
+            ("2999-01-01 00:00:00", False),
+            ("2020-01-01", True),
+            ("2999-01-01T00:00+02:00", False),
+        ):
+            await lane.change(id, scheduled_for=text)
+            assert await is_due(lane, id) is due
+        assert (await lane.row(id))["scheduled_for"] == "2998-12-31T22:00:00.000Z"
+
+
+async def test_the_check_that_was_dropped_left_the_file_whole(sqlite_url: str) -> None:
+    """SQLite drops no constraint by itself: its schema is edited."""
+    async with job_bench(sqlite_url) as lane:
+        await lane.create(URL, 3)
+        assert [tuple(row.values()) for row in await lane.sql("SELECT * FROM pragma_integrity_check")] == [
+            ("ok",)
+        ]
+        (table,) = await lane.sql("SELECT sql FROM sqlite_master WHERE name = 'dispatch_job'")
+        assert "CHECK (retry_strategy" not in table["sql"]
+        assert "CHECK (max_retries" in table["sql"]
+        assert "AUTOINCREMENT" in table["sql"]
+
+
+# ── what cannot be delivered as it is written ────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("JOB-33")
+@pytest.mark.parametrize(
+    ("columns", "error_class", "words"),
+    [
+        ({"protocol": "GRPC"}, "unknown_protocol", "GRPC"),
+        ({"protocol": "http_webhook"}, "unknown_protocol", "HTTP_WEBHOOK"),
+        ({"retry_strategy": "quadratic"}, "unknown_retry_strategy", "quadratic"),
+        ({"target_url": "grpc://partner.example:50051/Orders"}, "invalid_url", "URL"),
+        ({"attempt_count": 3, "status": "FAILED"}, "attempts_used_up", "all 3 attempts"),
+        ({"attempt_count": 5, "max_retries": 5}, "attempts_used_up", "all 5 attempts"),
+    ],
+)  # fmt: skip
+async def test_a_row_that_cannot_be_delivered_as_written_ends_unsent(
+    lane: JobBench, columns: dict[str, Any], error_class: str, words: str
+) -> None:
+    async with HttpSink() as sink:
+        id = await insert(lane, **{"target_url": sink.url, **columns})
+        fine = await insert(lane, target_url=sink.url)
+        await lane.run_batch()
+        assert sink.count == 1
+    assert await lane.states([id, fine]) == ["ERROR", "COMPLETED"]
+    row = await lane.row(id)
+    assert row["error_class"] == error_class
+    assert words in row["last_error"]
+    assert row["completed_at"] is not None
+    (dead,) = await lane.sql("SELECT message_id FROM homing_job_death")
+    assert dead["message_id"] == id
+
+
+@pytest.mark.clause("JOB-33")
+async def test_attempts_that_are_used_up_keep_the_last_error(lane: JobBench) -> None:
+    async with HttpSink(lambda _: Answer(status=500)) as sink:
+        id = await insert(lane, target_url=sink.url)
+        await lane.run_batch()
+        await lane.change(id, max_retries=1)
+        await lane.make_due()
+        await lane.run_batch()
+        assert sink.count == 1
+    row = await lane.row(id)
+    assert (row["status"], row["attempt_count"]) == ("ERROR", 1)
+    assert row["last_error"] == "all 1 attempts are used up; last error: HTTP 500"
+    await lane.attempts_add_up()
+
+
+# ── unusual rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.clause("JOB-34")
+@pytest.mark.parametrize("id", [2**63 - 1, 2**63 - 2, 2**63 - 100, 2**62])
+async def test_an_id_near_the_largest_stops_no_create(lane: JobBench, id: int) -> None:
+    async with HttpSink() as sink:
+        await insert(lane, id=id, target_url=sink.url)
+        made = [(await lane.create(sink.url, metadata={"a": "b"}, headers={"X-A": "b"}))[0] for _ in range(3)]
+        assert made == sorted(made)
+        assert all(abs((time_of(one) - datetime.now(UTC)).total_seconds()) < 60 for one in made)
+        await lane.run_batch()
+        assert await lane.states([id, *made]) == ["COMPLETED"] * 4
+    for one in (id, *made):
+        assert len(await lane.attempts(one)) == 1
+    await lane.attempts_add_up()

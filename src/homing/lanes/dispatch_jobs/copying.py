@@ -35,7 +35,7 @@ JOB = (
 ATTEMPT = (
     "id", "attempt_number", "attempted_at", "completed_at", "duration_millis", "status", "response_code",
     "response_body", "error_message", "error_stack_trace", "error_class", "response_headers", "unknown",
-    "created_at", "worker",
+    "created_at", "worker", "claim_seq",
 )  # fmt: skip
 CREDENTIALS = (
     "id", "bearer_token", "signing_secret", "algorithm", "created_at", "updated_at", "name", "signing_key",

@@ -8,6 +8,7 @@ from typing import Final
 
 from homing.db import Row
 from homing.db.conditions import readable, readable_or_never
+from homing.engine.model import WORKER_LOST
 from homing.lanes.dispatch_jobs.curl import curl_of
 from homing.lanes.dispatch_jobs.dead_letters import SOURCE
 from homing.lanes.dispatch_jobs.desk_conditions import PHASES
@@ -129,9 +130,8 @@ def _fields(row: Row) -> list[tuple[str, str]]:
 def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Waiting | None) -> list[Step]:
     steps = [Step(summary.created_at, "created", f"Created by {row['source']}")]
     request = _request(row)
-    if row["rescue_count"]:
-        steps.append(_lost(row, summary, attempts))
-    steps += [_attempt(attempt, request, row["attempts_before"]) for attempt in attempts]
+    again = _first_after_requeue(row["attempts_before"], attempts)
+    steps += [_attempt(attempt, request, again) for attempt in attempts]
     tried = readable(row["last_attempt_at"])
     if summary.phase == "running" and tried is not None:
         title = f"Claim {row['claim_seq']}"
@@ -145,18 +145,6 @@ def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Wait
         due = max(summary.due_at, until or summary.due_at)
         steps.append(Step(due, "waits", "Next attempt" if attempts else "First attempt"))
     return sorted(steps, key=lambda step: step.at)
-
-
-def _lost(row: Row, summary: Summary, attempts: Sequence[Row]) -> Step:
-    """Only how often is kept: a lost worker writes nothing. It stands where the last was at the latest."""
-    changed = readable(row["updated_at"]) or summary.created_at
-    times = row["rescue_count"]
-    title = "Taken from a lost worker" if times == 1 else f"Taken from lost workers, {times} times so far"
-    if summary.due_at == changed:
-        # What is taken away is due at once, and nothing was written since.
-        return Step(changed, "lost", title, unknown=True)
-    last = readable_or_never(attempts[-1]["attempted_at"]) if attempts else changed
-    return Step(last, "lost", f"{title}, before this", unknown=True)
 
 
 def _end(row: Row, summary: Summary, at: datetime) -> Step:
@@ -173,7 +161,15 @@ def _request(row: Row) -> str:
     return f"POST {url}, {row['payload_content_type']}, {size:,} bytes{signed}"
 
 
-def _attempt(row: Row, request: str, before: int) -> Step:
+def _first_after_requeue(before: int, attempts: Sequence[Row]) -> int | None:
+    """Attempts of lost workers do not count either; where there are none but these, it was not requeued."""
+    lost = {one["attempt_number"] for one in attempts if one["error_class"] == WORKER_LOST.code}
+    while before in lost:
+        before -= 1
+    return before + 1 if before else None
+
+
+def _attempt(row: Row, request: str, again: int | None) -> Step:
     told = attempted(row)
     started = readable_or_never(row["attempted_at"])
     code = told.response_code
@@ -181,7 +177,7 @@ def _attempt(row: Row, request: str, before: int) -> Step:
         at=started,
         kind="attempt",
         title=f"Attempt {told.attempt_number}"
-        + (", after a requeue" if before and told.attempt_number == before + 1 else "")
+        + (", after a requeue" if told.attempt_number == again else "")
         + (f": answered {code}" if code is not None else ""),
         well=told.status == "SUCCESS",
         seconds=told.duration_millis / 1000 if told.duration_millis is not None else None,

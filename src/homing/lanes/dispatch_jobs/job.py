@@ -14,6 +14,8 @@ from homing.tracing import Trace
 STATES = ("PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "ERROR", "CANCELLED")
 #: Those that nobody has claimed and that have not ended.
 OPEN = ("PENDING", "FAILED")
+#: The only one so far.
+PROTOCOL = "HTTP_WEBHOOK"
 #: The source of what Homing sends by itself, dead letters and alerts, and nobody else's.
 OWN_SOURCE = "homing"
 
@@ -42,6 +44,7 @@ class Job(Struct, frozen=True, gc=False):
     headers: str | None
     #: What other tracing systems want to know beside the claim's `traceparent`.
     tracestate: str | None = None
+    protocol: str = PROTOCOL
 
 
 _ENGINE_COLUMNS = 6
@@ -62,7 +65,7 @@ class NewJob(Struct, frozen=True, kw_only=True):
     payload: str
     external_id: str | None = None
     group_id: str | None = None
-    protocol: str = "HTTP_WEBHOOK"
+    protocol: str = PROTOCOL
     payload_content_type: str = "application/json"
     credentials_id: int | None = None
     max_retries: int = 3

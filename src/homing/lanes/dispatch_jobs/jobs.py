@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,17 @@ from homing.db.backlog import HeldBack, HeldTarget
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
 from homing.engine.coalesce import Coalescer
-from homing.engine.model import Bury, Claim, Complete, Discard, Monotonic, RetryIn, Settlement
+from homing.engine.model import (
+    WORKER_LOST,
+    Bury,
+    Claim,
+    Complete,
+    Discard,
+    Failure,
+    Monotonic,
+    RetryIn,
+    Settlement,
+)
 from homing.errors import DatabaseError, Refused
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
 from homing.lanes.dispatch_jobs.target import Standing, Targets
@@ -109,11 +119,15 @@ class DispatchJobs(SqlStore[Job]):
             parameters={
                 "owner": owner,
                 "lease_seconds": lease_seconds,
+                "lost_class": WORKER_LOST.code,
+                "lost_error": WORKER_LOST.message,
                 **msgspec.structs.asdict(breaking or Breaking()),
             },
         )
         self._targets = targets
         self._holdings = Holdings(lease_seconds, monotonic)
+        #: When the requests of claims went out that have no answer yet, by our monotonic clock.
+        self.sending: dict[ClaimKey, float] = {}
         self._telemetry = telemetry or Telemetry()
         self._dead_letter = dead_letter
         self._queued_letters = queued_letters
@@ -210,6 +224,8 @@ class DispatchJobs(SqlStore[Job]):
         self._holdings.drop(claim for claim, _ in batch)
         self._note_targets(batch)
         settled = {row["id"] for row in rows}
+        if len(settled) < len(batch):
+            await self._record_late([one for one in _late(columns, settled) if one["counted"]])
         for claim, settlement in batch:
             if claim.id in settled:
                 state = _STATE_WORDS.get(type(settlement), "ERROR")
@@ -219,11 +235,35 @@ class DispatchJobs(SqlStore[Job]):
     async def renew(self, claims: Sequence[Claim[Job]]) -> set[int]:
         kept = await super().renew(claims)
         self._holdings.take(claim for claim in claims if claim.id in kept)
+        # What is given up now may arrive all the same, also when no rescue took it: somebody changed the job.
+        gone = [claim for claim in claims if claim.id not in kept and key_of(claim) in self.sending]
+        try:
+            await self._record_late([_interrupted(claim, self._sent_for(claim)) for claim in gone])
+        except DatabaseError as error:
+            # The others' leases are renewed, and must not count as lost for a line of the history.
+            self._telemetry.log.warning("attempts.unrecorded", error=str(error), attempts=len(gone))
         return kept
 
     async def release(self, claims: Sequence[Claim[Job]]) -> set[int]:
         self._holdings.drop(claims)
-        return await super().release(claims)
+        # Before anything is awaited: the attempts were cancelled, and forget what they were at.
+        batch = [{"id": c.id, "fence": c.fence, "millis": self._sent_for(c)} for c in claims]
+        return await self._write("release", batch)
+
+    def _sent_for(self, claim: Claim[Job]) -> int | None:
+        """Milliseconds since its request went out; None when none did."""
+        began = self.sending.get(key_of(claim))
+        return None if began is None else round((self._monotonic() - began) * 1000)
+
+    async def _record_late(self, results: list[dict[str, Any]]) -> None:
+        """What became of claims that are not ours any more: for the history, the job is another's."""
+        if results:
+            ids = sorted({one["id"] for one in results})
+            await self.run_together(
+                ["lock_jobs", "record_late"],
+                ids=_encode(ids).decode(),
+                batch=_encode(results).decode(),
+            )
 
     async def _change(self, query: str, groups: Any, **parameters: Any) -> Sequence[Row]:
         """Run a query that may end the head of a group: in the same transaction the next becomes ready."""
@@ -448,6 +488,27 @@ def _repetition(job: NewJob, first: Row) -> Ordered:
     return Ordered("duplicate" if same else "conflict", first["id"], first["status"], first["created_at"])
 
 
+ClaimKey: TypeAlias = tuple[int, int]
+
+
+def key_of(claim: Claim[Job]) -> ClaimKey:
+    return claim.id, claim.fence
+
+
+def _late(columns: Sequence[dict[str, Any]], settled: set[int]) -> list[dict[str, Any]]:
+    """Those that were refused. Of several claims of a job only the youngest can have settled."""
+    youngest: dict[int, int] = {}
+    for one in columns:
+        youngest[one["id"]] = max(one["fence"], youngest.get(one["id"], 0))
+    return [one for one in columns if one["id"] not in settled or one["fence"] != youngest[one["id"]]]
+
+
+def _interrupted(claim: Claim[Job], millis: int | None) -> dict[str, Any]:
+    """An attempt that was called off, and does not count."""
+    end = RetryIn(0.0, WORKER_LOST, charged=False)
+    return {**transition(claim, end), "id": claim.id, "fence": claim.fence, "millis": millis or 0, "lost": 0}
+
+
 _STATE_WORDS: dict[type, str] = {Complete: "COMPLETED", RetryIn: "FAILED"}
 
 
@@ -462,7 +523,7 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
         case RetryIn(delay=delay, failure=failure, charged=charged, report=report):
             state = "FAILED" if charged or _claim.attempts else "PENDING"
             return {
-                **_attempt("FAILURE", report),
+                **_failed_attempt(failure, report),
                 "status": state,
                 "counted": int(charged),
                 "delay": delay,
@@ -472,7 +533,7 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
             }
         case Bury(failure=failure, charged=charged, report=report):
             return {
-                **_attempt("FAILURE", report),
+                **_failed_attempt(failure, report),
                 "status": "ERROR",
                 "counted": int(charged),
                 "error": failure.message or failure.code,
@@ -486,6 +547,12 @@ def transition(_claim: Claim[Job], settlement: Settlement) -> Mapping[str, Any]:
                 "error": failure.message or failure.code,
                 "error_class": failure.code,
             }
+
+
+def _failed_attempt(failure: Failure, report: Report | None) -> dict[str, Any]:
+    # What is charged to a job that keeps losing its workers is the attempt of the claim before.
+    lost = {"unknown": True, "lost": 1} if failure is WORKER_LOST else {}
+    return {**_attempt("FAILURE", report), **lost}
 
 
 def _attempt(status: str, report: Report | None) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from homing.engine.model import (
 from homing.engine.policy import Backoff, Exponential, Fixed, Linear, Policy
 from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSecrets
 from homing.lanes.dispatch_jobs.headers import is_ours
-from homing.lanes.dispatch_jobs.job import Job, Report, read_headers
-from homing.lanes.dispatch_jobs.jobs import DispatchJobs
+from homing.lanes.dispatch_jobs.job import PROTOCOL, Job, Report, read_headers
+from homing.lanes.dispatch_jobs.jobs import DispatchJobs, key_of
 from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
 from homing.lanes.dispatch_jobs.tsid import text_of
@@ -70,8 +70,13 @@ class Strategies:
         }
         self.policy = lru_cache(maxsize=1024)(self._policy)
 
+    def know(self, strategy: str) -> bool:
+        return strategy in self._backoffs
+
     def _policy(self, strategy: str, max_retries: int) -> Policy:
-        return Policy(max_retries, self._backoffs[strategy], max_deferrals=_DEFERRALS, shortest_deferral=0.25)
+        # A job of an unknown strategy ends at its first attempt; until then it may be put off.
+        backoff = self._backoffs.get(strategy, self._backoffs["exponential"])
+        return Policy(max_retries, backoff, max_deferrals=_DEFERRALS, shortest_deferral=0.25)
 
 
 class DispatchJobsLane:
@@ -114,8 +119,8 @@ class DispatchJobsLane:
 
     async def attempt(self, claim: Claim[Job]) -> Outcome:
         job = claim.item
-        if job.expired:
-            return Skip(_EXPIRED)
+        if (reason := self._unsendable(claim)) is not None:
+            return Skip(reason)
         gate = self._targets.gate(job.target)
         ticket = await gate.enter(self._monotonic)
         if ticket is None:
@@ -127,6 +132,7 @@ class DispatchJobsLane:
             request = await self._request(claim)
             if isinstance(request, Failure):
                 return Retry(request, report=Report())
+            self.store.sending[key_of(claim)] = self._monotonic()
             result = await self._sender.send(request)
             if result.error_code == "out_of_resources":
                 # What we lack says nothing of the target, and costs the job nothing.
@@ -134,7 +140,26 @@ class DispatchJobsLane:
             seconds = result.seconds
             return self._conclude(job, result)
         finally:
+            self.store.sending.pop(key_of(claim), None)
             gate.leave(ticket, seconds)
+
+    def _unsendable(self, claim: Claim[Job]) -> Failure | None:
+        """Why it is not to be sent at all. Another program may have written any row."""
+        job = claim.item
+        if job.expired:
+            return _EXPIRED
+        if job.protocol != PROTOCOL:
+            return Failure(
+                "unknown_protocol", f"unknown protocol {job.protocol!r}; {PROTOCOL} is the only one"
+            )
+        if not self._strategies.know(job.retry_strategy):
+            known = "exponential, linear or fixed"
+            return Failure(
+                "unknown_retry_strategy", f"unknown retryStrategy {job.retry_strategy!r}; it is {known}"
+            )
+        if claim.attempts >= job.max_retries:
+            return Failure("attempts_used_up", f"all {job.max_retries} attempts are used up")
+        return None
 
     async def _request(self, claim: Claim[Job]) -> WebhookRequest | Failure:
         job = claim.item

@@ -21,7 +21,6 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     TARGETS,
     Given,
     after,
-    change,
     decoded,
     due,
     header_pairs,
@@ -40,7 +39,7 @@ _CROWD = "crowd"
 _LARGEST_CROWD = 8
 _IN_TURN = {"next_attempt_at": 1, "_id": 1}
 #: Losses of a worker that cost a job nothing.
-_FREE_LOSSES = 3
+FREE_LOSSES = 3
 _AS_CLAIMED = (
     "target", "target_url", "payload", "payload_content_type", "credentials_id", "max_retries",
     "retry_strategy", "timeout_seconds",
@@ -48,7 +47,7 @@ _AS_CLAIMED = (
 _ALSO_READ = (
     "claim_seq", "attempt_count", "attempts_before", "defer_count", "next_attempt_at", "expires_at",
     "updated_at", "ordering", "group_id", "type", "source", "headers", "created_at", "scheduled_for",
-    "traceparent", "tracestate",
+    "traceparent", "tracestate", "protocol",
 )  # fmt: skip
 _READ_FOR_CLAIM = dict.fromkeys((*_AS_CLAIMED, *_ALSO_READ), 1)
 
@@ -283,9 +282,7 @@ async def _take(
         return []
     token = new_token()
     wanted = condition or _CLAIMABLE
-    sets = {**_marks(given), "claim_token": token}
-    if condition is not None:
-        sets["rescue_count"] = {"$add": ["$rescue_count", 1]}
+    sets = {**(_marks(given) if condition is None else _taken_over(given)), "claim_token": token}
     chosen = {**wanted, "_id": {"$in": list(ids)}}
     if not await session.update_many(JOBS, chosen, [{"$set": sets}]):
         return []
@@ -299,6 +296,15 @@ def _marks(given: Given) -> dict[str, Any]:
         "locked_by": {"$literal": given["owner"]},
         "lease_expires_at": after(given["lease_seconds"]),
         "updated_at": NOW,
+    }
+
+
+def _taken_over(given: Given) -> dict[str, Any]:
+    """Whose it was and since when stays, for the attempt that says so."""
+    return {
+        "claim_seq": {"$add": ["$claim_seq", 1]},
+        "lease_expires_at": after(given["lease_seconds"]),
+        "rescue_count": {"$add": ["$rescue_count", 1]},
     }
 
 
@@ -332,6 +338,7 @@ def _claimed(document: Document) -> dict[str, Any]:
         "source": document["source"],
         "headers": header_pairs(document),
         "tracestate": document.get("tracestate"),
+        "protocol": document["protocol"],
     }
 
 
@@ -418,29 +425,12 @@ async def hold_up(session: Session, given: Given) -> list[Columns]:
 
 async def claim_lost(session: Session, given: Given) -> list[Columns]:
     """Jobs that lost their worker for the fourth time and more: taken over, to be charged by the policy."""
-    condition = await _lost(session, given, {"$gte": _FREE_LOSSES})
-    ids = await _oldest(session, condition, given["limit"])
+    condition = await lost_jobs(session, given, {"$gte": FREE_LOSSES})
+    ids = await oldest_of(session, condition, given["limit"])
     return rows(_claimed(one) for one in await _take(session, ids, given, condition))
 
 
-async def rescue(session: Session, given: Given) -> list[Columns]:
-    """The fence rises, so that a settlement that was never written cannot be taken for one that was.
-
-    Due now, so behind everything that was due before: a job that kills its workers must not stand first.
-    """
-    condition = await _lost(session, given, {"$lt": _FREE_LOSSES})
-    sets = {
-        "status": AS_IT_WAS,
-        "claim_seq": {"$add": ["$claim_seq", 1]},
-        "rescue_count": {"$add": ["$rescue_count", 1]},
-        "next_attempt_at": NOW,
-        **FREE,
-    }
-    ids = await _oldest(session, condition, given["limit"])
-    return rows({"id": id} for id in await change(session, ids, condition, sets))
-
-
-async def _lost(session: Session, given: Given, losses: Mapping[str, int]) -> dict[str, Any]:
+async def lost_jobs(session: Session, given: Given, losses: Mapping[str, int]) -> dict[str, Any]:
     """Another program may have claimed a job without a lease; then its last change counts."""
     now = await server_time(session)
     untouched_since = now.timestamp() - given["lease_seconds"]
@@ -455,11 +445,11 @@ async def _lost(session: Session, given: Given, losses: Mapping[str, int]) -> di
     }
 
 
-async def _oldest(session: Session, condition: Mapping[str, Any], limit: int) -> list[int]:
+async def oldest_of(session: Session, condition: Mapping[str, Any], limit: int) -> list[int]:
     found = await session.find(JOBS, condition, {"_id": 1}, sort={"_id": 1}, limit=limit, hint=_HELD_INDEX)
     return [one["_id"] for one in found]
 
 
 #: What a job was before it was claimed.
-AS_IT_WAS = {"$cond": [{"$eq": ["$attempt_count", "$attempts_before"]}, "PENDING", "FAILED"]}
+AS_IT_WAS = {"$cond": [{"$lte": ["$attempt_count", "$attempts_before"]}, "PENDING", "FAILED"]}
 FREE = {"locked_by": "$$REMOVE", "lease_expires_at": "$$REMOVE", "updated_at": NOW}

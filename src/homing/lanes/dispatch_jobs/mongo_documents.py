@@ -46,7 +46,7 @@ JOB_COLUMNS = (
 ATTEMPT_COLUMNS = (
     "id", "dispatch_job_id", "attempt_number", "attempted_at", "completed_at", "duration_millis", "status",
     "response_code", "response_body", "error_message", "error_stack_trace", "error_class", "response_headers",
-    "unknown", "created_at", "worker",
+    "unknown", "created_at", "worker", "claim_seq",
 )  # fmt: skip
 #: Without what grows, for whoever does not ask for it.
 WITHOUT_ATTEMPTS = {"attempts": 0}

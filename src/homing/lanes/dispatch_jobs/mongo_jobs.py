@@ -37,7 +37,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     server_time,
     without_nothing,
 )
-from homing.lanes.dispatch_jobs.mongo_settles import DURATION, MOST_EMBEDDED
+from homing.lanes.dispatch_jobs.mongo_settles import DURATION, MOST_EMBEDDED, beside
 from homing.lanes.dispatch_jobs.tsid import first_at, time_of
 
 #: A day, for clocks that were set back, and what was written within the hour may be waiting for its job.
@@ -311,7 +311,7 @@ async def expired(session: Session, given: Given) -> list[Columns]:
 async def expire(session: Session, given: Given) -> list[Columns]:
     sets = {
         "status": "ERROR",
-        "last_error": "expired before it could be delivered",
+        "last_error": beside("expired before it could be delivered"),
         "error_class": "expired",
         "death": NOTED_DEATH,
         "completed_at": NOW,

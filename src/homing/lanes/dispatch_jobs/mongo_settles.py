@@ -1,4 +1,4 @@
-"""Settlements on MongoDB: fenced, all of a flush in one bulk write, each with its attempt in the document."""
+"""How claims end on MongoDB: fenced, a flush is one bulk write, each attempt is in its job's document."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from pymongo.read_concern import ReadConcern
 
 from homing.db.mongo import Columns, Document, Session
 from homing.lanes.dispatch_jobs.mongo_alerts import NOTED_DEATH
-from homing.lanes.dispatch_jobs.mongo_claims import AS_IT_WAS, FREE
+from homing.lanes.dispatch_jobs.mongo_claims import AS_IT_WAS, FREE, FREE_LOSSES, lost_jobs, oldest_of
 from homing.lanes.dispatch_jobs.mongo_documents import (
     ATTEMPTS,
     GONE,
@@ -40,43 +41,56 @@ DURATION = {"$max": [0, {"$subtract": [NOW, _AT_ITS_START]}]}
 _encode = msgspec.json.Encoder().encode
 
 
+class Change(Struct, frozen=True):
+    """One write of one job and of the attempt that comes with it, where one does. Values are expressions."""
+
+    id: int
+    condition: Mapping[str, Any]
+    sets: Mapping[str, Any]
+    attempt: Mapping[str, Any] | None = None
+
+
+async def apply(session: Session, changes: Sequence[Change]) -> list[int]:
+    """Job and attempt are one write of one document, as long as it holds more; the ids that were changed."""
+    token = new_token()
+    count = await session.update_each(JOBS, [_in_one(change, token) for change in changes])
+    ids = await changed(session, [change.id for change in changes], token, count)
+    if len(ids) < len(changes):
+        ids += await _apply_to_long_ones(session, changes, set(ids))
+    return ids
+
+
+def _in_one(change: Change, token: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    chosen, sets = {"_id": change.id, **change.condition}, {**change.sets, "settle_token": token}
+    if change.attempt is not None:
+        chosen["attempt_count"] = {"$lt": MOST_EMBEDDED}
+        sets["attempts"] = {"$concatArrays": [{"$ifNull": ["$attempts", []]}, [change.attempt]]}
+    return chosen, [{"$set": sets}]
+
+
 async def settle(session: Session, given: Given) -> list[Columns]:
-    """The new state and the attempt are one write of one document."""
     batch = decoded(given["batch"])
     drawn = await draw(session, len(batch))
-    token = new_token()
-    numbered = {drawn.first + n: entry for n, entry in enumerate(batch)}
-    changes = [(_ours(entry), _settled(entry, id, token)) for id, entry in numbered.items()]
-    count = await session.update_each(JOBS, changes)
-    ids = await changed(session, [entry["id"] for entry in batch], token, count)
-    if len(ids) < len(batch):
-        ids += await _settle_long_ones(session, numbered, set(ids))
-    return rows({"id": id} for id in ids)
+    changes = [
+        Change(
+            entry["id"],
+            {"claim_seq": entry["fence"], "status": _HELD},
+            _state(entry),
+            _attempt(entry, drawn.first + n) if entry["counted"] else None,
+        )
+        for n, entry in enumerate(batch)
+    ]
+    return rows({"id": id} for id in await apply(session, changes))
 
 
-def _ours(entry: Mapping[str, Any]) -> dict[str, Any]:
-    mine = {"_id": entry["id"], "claim_seq": entry["fence"], "status": _HELD}
-    return {**mine, "attempt_count": {"$lt": MOST_EMBEDDED}} if entry["counted"] else mine
-
-
-def _settled(entry: Mapping[str, Any], attempt_id: int, token: str) -> list[dict[str, Any]]:
-    sets = _state(entry, token)
-    if entry["counted"]:
-        attempts = {"$ifNull": ["$attempts", []]}
-        sets["attempts"] = {"$concatArrays": [attempts, [_attempt(entry, attempt_id)]]}
-    return [{"$set": sets}]
-
-
-def _state(entry: Mapping[str, Any], token: str) -> dict[str, Any]:
+def _state(entry: Mapping[str, Any]) -> dict[str, Any]:
     ended, counted = entry["status"] in _ENDED, entry["counted"]
     sets: dict[str, Any] = {
         "status": entry["status"],
         "defer_count": 0 if ended or counted else {"$add": ["$defer_count", 1]},
         "completed_at": NOW if ended else GONE,
         "duration_millis": DURATION if ended else GONE,
-        "last_error": exactly(entry.get("error")),
-        "error_class": exactly(entry.get("error_class")),
-        "settle_token": token,
+        **(_told(entry) if counted else _told_beside(entry)),
         **FREE,
     }
     if not ended:
@@ -87,6 +101,36 @@ def _state(entry: Mapping[str, Any], token: str) -> dict[str, Any]:
         sets["attempt_count"] = {"$add": ["$attempt_count", 1]}
         sets["last_attempt_at"] = {"$subtract": [NOW, entry["millis"]]}
     return sets
+
+
+def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"last_error": exactly(entry.get("error")), "error_class": exactly(entry.get("error_class"))}
+
+
+def _told_beside(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What ends or puts off a job without an attempt does not hide what the last attempt met."""
+    told = _told(entry)
+    is_over = entry["status"] == "ERROR"
+    error = beside(entry["error"]) if is_over else {"$ifNull": ["$last_error", told["last_error"]]}
+    kept = {
+        "$cond": [
+            {"$ifNull": ["$last_error", False]},
+            {"$ifNull": ["$error_class", GONE]},
+            told["error_class"],
+        ]
+    }
+    return {
+        "last_error": {"$cond": [{"$gt": ["$attempt_count", 0]}, error, told["last_error"]]},
+        "error_class": told["error_class"] if is_over else kept,
+    }
+
+
+def beside(error: str) -> dict[str, Any]:
+    """With the last error before it."""
+    last = {
+        "$cond": [{"$ifNull": ["$last_error", False]}, {"$concat": ["; last error: ", "$last_error"]}, ""]
+    }
+    return {"$concat": [{"$literal": error}, last]}
 
 
 def _attempt(entry: Mapping[str, Any], id: int) -> dict[str, Any]:
@@ -103,53 +147,152 @@ def _attempt(entry: Mapping[str, Any], id: int) -> dict[str, Any]:
         "error_stack_trace": entry.get("stack_trace"),
         "error_class": entry.get("error_class"),
         "unknown": bool(entry.get("unknown")),
+        # A lost one was taken over to be charged, and is the attempt of the claim before.
+        "claim_seq": _claim_of(entry),
     }
     return {
         **{name: {"$literal": value} for name, value in told.items() if value is not None},
         "attempt_number": {"$add": ["$attempt_count", 1]},
-        "attempted_at": {"$subtract": [NOW, entry["millis"]]},
+        "attempted_at": "$updated_at" if entry.get("lost") else {"$subtract": [NOW, entry["millis"]]},
         "completed_at": NOW,
         "created_at": NOW,
         "worker": "$locked_by",
     }
 
 
+def _claim_of(entry: Mapping[str, Any]) -> int:
+    return int(entry["fence"] - entry.get("lost", 0))
+
+
 # ── after the first hundred attempts ─────────────────────────────────────────────────────────────
 
 
-async def _settle_long_ones(
-    session: Session, numbered: Mapping[int, Mapping[str, Any]], done: set[int]
-) -> list[int]:
+async def _apply_to_long_ones(session: Session, changes: Sequence[Change], done: set[int]) -> list[int]:
     """Those whose documents hold no more attempts: job and attempt are two documents, so a transaction."""
-    open_ = {id: entry for id, entry in numbered.items() if entry["counted"] and entry["id"] not in done}
+    open_ = [change for change in changes if change.attempt is not None and change.id not in done]
     if not open_:
         return []
-    wanted = [entry["id"] for entry in open_.values()]
-    long = {"_id": {"$in": wanted}, "attempt_count": {"$gte": MOST_EMBEDDED}}
+    long = {"_id": {"$in": [change.id for change in open_]}, "attempt_count": {"$gte": MOST_EMBEDDED}}
     found = {one["_id"] for one in await session.find(JOBS, long, {"_id": 1})}
-    settled = []
-    for id, entry in open_.items():
-        if entry["id"] in found and await session.together(partial(_settle_long, attempt_id=id, entry=entry)):
-            settled.append(entry["id"])
-    return settled
+    return [
+        change.id
+        for change in open_
+        if change.id in found and await session.together(partial(_apply_to_long, change=change))
+    ]
 
 
-async def _settle_long(session: Session, attempt_id: int, entry: Mapping[str, Any]) -> bool:
-    mine = {"_id": entry["id"], "claim_seq": entry["fence"], "status": _HELD}
-    if not await session.update_one(JOBS, mine, [{"$set": _state(entry, new_token())}]):
+async def _apply_to_long(session: Session, change: Change) -> bool:
+    mine = {"_id": change.id, **change.condition}
+    told = await session.aggregate(JOBS, [{"$match": mine}, {"$project": {"attempt": change.attempt}}])
+    if not told or not await session.update_one(JOBS, mine, [{"$set": change.sets}]):
         return False
-    (told,) = await session.aggregate(
-        JOBS,
-        [
-            {"$match": {"_id": entry["id"]}},
-            # The job counts the attempt by now.
-            {"$set": {"attempt_count": {"$subtract": ["$attempt_count", 1]}}},
-            {"$project": {"attempt": _attempt(entry, attempt_id)}},
-        ],
-    )
-    attempt = told["attempt"]
-    await session.insert(ATTEMPTS, [{**attempt, "_id": attempt.pop("id"), "dispatch_job_id": entry["id"]}])
+    attempt = told[0]["attempt"]
+    await session.insert(ATTEMPTS, [{**attempt, "_id": attempt.pop("id"), "dispatch_job_id": change.id}])
     return True
+
+
+# ── what nobody knows the end of ─────────────────────────────────────────────────────────────────
+
+
+async def rescue(session: Session, given: Given) -> list[Columns]:
+    """The fence rises, so that a settlement that was never written cannot be taken for one that was.
+
+    Due now, so behind everything that was due before: a job that kills its workers must not stand first. Each
+    claim that ends here is an attempt, among `attempts_before`, which do not count.
+    """
+    condition = await lost_jobs(session, given, {"$lt": FREE_LOSSES})
+    ids = await oldest_of(session, condition, given["limit"])
+    if not ids:
+        return []
+    drawn = await draw(session, len(ids))
+    sets = {
+        "status": AS_IT_WAS,
+        "claim_seq": {"$add": ["$claim_seq", 1]},
+        "rescue_count": {"$add": ["$rescue_count", 1]},
+        "last_attempt_at": "$updated_at",
+        "next_attempt_at": NOW,
+        **_UNCOUNTED,
+        **FREE,
+    }
+    changes = [
+        Change(id, condition, sets, _lost_attempt(given, drawn.first + n, "$updated_at"))
+        for n, id in enumerate(ids)
+    ]
+    return rows({"id": id} for id in await apply(session, changes))
+
+
+#: An attempt more, which does not count towards max_retries.
+_UNCOUNTED: Final = {
+    "attempt_count": {"$add": ["$attempt_count", 1]},
+    "attempts_before": {"$add": ["$attempts_before", 1]},
+}
+
+
+def _lost_attempt(given: Given, id: int, began: Any) -> dict[str, Any]:
+    return {
+        "id": {"$literal": id},
+        "claim_seq": "$claim_seq",
+        "attempt_number": {"$add": ["$attempt_count", 1]},
+        "attempted_at": began,
+        "completed_at": NOW,
+        "created_at": NOW,
+        "status": "FAILURE",
+        "error_class": {"$literal": given["lost_class"]},
+        "error_message": {"$literal": given["lost_error"]},
+        "unknown": True,
+        "worker": "$locked_by",
+    }
+
+
+async def lock_jobs(_session: Session, _given: Given) -> list[Columns]:
+    """Two transactions that write the same document are in conflict, and the second begins again."""
+    return []
+
+
+async def record_late(session: Session, given: Given) -> list[Columns]:
+    """Results of claims that are nobody's any more: each replaces what was written of a lost worker.
+
+    Where nothing was, since somebody changed the job meanwhile, it is an attempt more.
+    """
+    batch = sorted(decoded(given["batch"]), key=lambda entry: (entry["id"], entry["fence"]))
+    drawn = await draw(session, len(batch))
+    for n, entry in enumerate(batch):
+        attempt = {**_attempt(entry, drawn.first + n), "worker": {"$literal": given["owner"]}}
+        await session.together(partial(_record_late, entry=entry, attempt=attempt, lost=given["lost_class"]))
+    return []
+
+
+async def _record_late(
+    session: Session, entry: Mapping[str, Any], attempt: Mapping[str, Any], lost: str
+) -> None:
+    claim = {"claim_seq": _claim_of(entry)}
+    told = [{"$match": {"_id": entry["id"]}}, {"$project": {"attempts": 1, "told": attempt}}]
+    for job in await session.aggregate(JOBS, told):
+        embedded = [one for one in job.get("attempts", ()) if one.get("claim_seq") == claim["claim_seq"]]
+        later = await session.find(ATTEMPTS, {"dispatch_job_id": entry["id"], **claim})
+        if not (embedded or later):
+            await apply(session, [Change(entry["id"], {}, _more(entry), attempt)])
+        elif (embedded or later)[0].get("error_class") == lost != entry.get("error_class"):
+            await _replace(session, job, (embedded or later)[0], is_embedded=bool(embedded))
+
+
+def _more(entry: Mapping[str, Any]) -> dict[str, Any]:
+    began = {"$subtract": [NOW, entry["millis"]]}
+    more = {"attempt_count": _UNCOUNTED["attempt_count"]} if entry["counted"] else _UNCOUNTED
+    return {**more, "last_attempt_at": {"$max": ["$last_attempt_at", began]}}
+
+
+async def _replace(session: Session, job: Document, known: Document, *, is_embedded: bool) -> None:
+    """What it is of the job, and whose, stays."""
+    kept = {name: known[name] for name in ("attempt_number", "worker") if name in known}
+    if is_embedded:
+        told = {**job["told"], "id": known["id"], **kept}
+        attempts = [told if one["id"] == known["id"] else one for one in job["attempts"]]
+        await session.update_one(JOBS, {"_id": job["_id"]}, {"$set": {"attempts": attempts}})
+        return
+    told = {name: value for name, value in job["told"].items() if name != "id"}
+    document = {**told, "_id": known["_id"], "dispatch_job_id": job["_id"], **kept}
+    await session.collection(ATTEMPTS).replace_one({"_id": known["_id"]}, document, session=session.session)
 
 
 # ── confirm, renew, release ──────────────────────────────────────────────────────────────────────
@@ -183,13 +326,38 @@ async def renew(session: Session, given: Given) -> list[Columns]:
 
 
 async def release(session: Session, given: Given) -> list[Columns]:
-    pairs, token = _pairs(given), new_token()
+    """What was being sent, for so many milliseconds, is an attempt that does not count."""
+    batch = decoded(given["batch"])
+    sent = [entry for entry in batch if entry["millis"] is not None]
+    pairs, token = _pairs_of([entry for entry in batch if entry["millis"] is None]), new_token()
     count = await _where_ours(session, pairs, {"status": AS_IT_WAS, "settle_token": token, **FREE})
-    return rows({"id": id} for id in await changed(session, _ids(pairs), token, count))
+    released = await changed(session, _ids(pairs), token, count)
+    return rows({"id": id} for id in (*released, *await _release_sent(session, given, sent)))
+
+
+async def _release_sent(session: Session, given: Given, batch: Sequence[Mapping[str, Any]]) -> list[int]:
+    if not batch:
+        return []
+    drawn = await draw(session, len(batch))
+    changes = []
+    for n, entry in enumerate(batch):
+        began = {"$subtract": [NOW, entry["millis"]]}
+        attempt = {
+            **_lost_attempt(given, drawn.first + n, began),
+            "duration_millis": {"$literal": entry["millis"]},
+        }
+        mine = {"claim_seq": entry["fence"], "status": _HELD}
+        sets = {"status": AS_IT_WAS, "last_attempt_at": began, **_UNCOUNTED, **FREE}
+        changes.append(Change(entry["id"], mine, sets, attempt))
+    return await apply(session, changes)
 
 
 def _pairs(given: Given) -> _Pairs:
-    return list(dict.fromkeys((entry["id"], entry["fence"]) for entry in decoded(given["batch"])))
+    return _pairs_of(decoded(given["batch"]))
+
+
+def _pairs_of(batch: Sequence[Mapping[str, Any]]) -> _Pairs:
+    return list(dict.fromkeys((entry["id"], entry["fence"]) for entry in batch))
 
 
 def _ids(pairs: _Pairs) -> list[int]:

@@ -37,7 +37,8 @@ _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - HTTP calls the form of a
 _NAME = re.compile(_TOKEN)
 _HEADER_VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 _MEDIA_TYPE = re.compile(rf'{_TOKEN}/{_TOKEN}(?:[ \t]*;[ \t]*{_TOKEN}=(?:{_TOKEN}|"[ !#-\[\]-~]*"))*')
-METADATA_KEY = re.compile(r"[A-Za-z0-9_.:/-]+")
+#: All that can be shown; what cannot is the same as in values.
+METADATA_KEY = re.compile(r"[^\x00-\x1f\x7f-\x9f]+")
 
 #: What the connection, the signature or the job itself decides.
 _INSTEAD = {
@@ -242,9 +243,7 @@ def check_metadata(metadata: Mapping[str, str], at: str = "metadata") -> None:
     for key, value in metadata.items():
         field = f"{at}.{CONTROL.sub('?', key)[:LONGEST_KEY]}"
         if not METADATA_KEY.fullmatch(key) or len(key) > LONGEST_KEY:
-            raise InvalidRequest(
-                f"{field}: a key has 1 to {LONGEST_KEY} letters, digits, or one of _ . : / -", field
-            )
+            raise InvalidRequest(f"{field}: a key has 1 to {LONGEST_KEY} printable characters", field)
         if len(value) > LONGEST_VALUE:
             raise InvalidRequest(f"{field}: must have at most {LONGEST_VALUE} characters", field)
         if CONTROL.search(value):

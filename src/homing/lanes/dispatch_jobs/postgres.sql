@@ -11,7 +11,18 @@ o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.d
     CASE WHEN o.has_headers THEN (
         SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers,
-    o.tracestate
+    o.tracestate, o.protocol
+
+-- fragment: told_beside
+-- What ends or puts off a job without an attempt does not hide what the last attempt met.
+WHEN mine.status = 'ERROR' THEN concat_ws('; last error: ', mine.error, o.last_error) ELSE coalesce(o.last_error, mine.error)
+
+-- fragment: as_it_was
+CASE WHEN o.attempt_count <= o.attempts_before THEN 'PENDING' ELSE 'FAILED' END
+
+-- fragment: if_pending
+-- Somebody may have scheduled it while it was held.
+CASE WHEN o.attempt_count <= o.attempts_before THEN o.scheduled_for END
 
 -- fragment: head
 head AS (
@@ -266,7 +277,8 @@ ON CONFLICT (id) DO UPDATE SET config = excluded.config, version = c.version + 1
 RETURNING c.version
 
 -- name: claim_lost
--- Jobs that lost their worker for the fourth time and more: taken over, to be charged by the policy.
+-- Jobs that lost their worker for the fourth time and more: taken over, to be charged by the policy. Whose they were and
+-- since when stays, for the attempt that says so.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM dispatch_job
@@ -279,9 +291,7 @@ WITH lost AS MATERIALIZED (
 UPDATE dispatch_job AS o
 SET claim_seq = o.claim_seq + 1,
     rescue_count = o.rescue_count + 1,
-    locked_by = :owner,
-    lease_expires_at = now() + make_interval(secs => :lease_seconds),
-    updated_at = now()
+    lease_expires_at = now() + make_interval(secs => :lease_seconds)
 WHERE o.id = ANY (ARRAY(SELECT id FROM lost))
 RETURNING {claimed}
 
@@ -331,27 +341,29 @@ WITH RECURSIVE head AS (
 SELECT group_id, ready FROM head LIMIT :limit
 
 -- name: settle
--- The new state and the attempt are one statement. By an array of ids, as in `claim`.
+-- The new state and the attempt are one statement. By an array of ids, as in `claim`. A `lost` one was taken over to be
+-- charged, and is the attempt of the claim before.
 WITH batch AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:batch::json) AS b(
         id bigint, fence bigint, status text, counted integer, delay double precision, error text, stack_trace text,
         error_class text, millis bigint, attempt text, response_code integer, response_body text,
-        response_headers jsonb, unknown boolean)
+        response_headers jsonb, unknown boolean, lost integer)
 ), held AS MATERIALIZED (
-    SELECT id, claim_seq, attempt_count, locked_by
+    SELECT id, claim_seq, attempt_count, locked_by, updated_at
     FROM dispatch_job
     WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'IN_PROGRESS'
     ORDER BY id
     FOR UPDATE
 ), mine AS MATERIALIZED (
-    SELECT batch.*, held.attempt_count + 1 AS attempt_number, held.locked_by AS worker
+    SELECT batch.*, held.attempt_count + 1 AS attempt_number, held.locked_by AS worker, held.updated_at AS claimed_at
     FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
 ), attempts AS (
     INSERT INTO dispatch_attempt (
-        dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
+        dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
         response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
-    SELECT id, attempt_number, now() - millis * interval '1 ms', now(), millis, attempt, response_code,
+    SELECT id, fence - coalesce(lost, 0), attempt_number,
+        CASE WHEN lost = 1 THEN claimed_at ELSE now() - millis * interval '1 ms' END, now(), millis, attempt, response_code,
         response_body, response_headers, error_class, error, stack_trace, coalesce(unknown, false), worker
     FROM mine
     WHERE counted = 1
@@ -361,14 +373,16 @@ UPDATE dispatch_job AS o
 SET status = mine.status,
     attempt_count = o.attempt_count + mine.counted,
     defer_count = CASE WHEN mine.status IN ('PENDING', 'FAILED') AND mine.counted = 0 THEN o.defer_count + 1 ELSE 0 END,
-    next_attempt_at = CASE WHEN mine.status IN ('PENDING', 'FAILED') THEN now() + make_interval(secs => mine.delay)
-                           ELSE o.next_attempt_at END,
+    next_attempt_at = CASE mine.status
+        WHEN 'PENDING' THEN greatest(now() + make_interval(secs => mine.delay), o.scheduled_for)
+        WHEN 'FAILED' THEN now() + make_interval(secs => mine.delay) ELSE o.next_attempt_at END,
     last_attempt_at = CASE WHEN mine.counted = 1 THEN now() - mine.millis * interval '1 ms' ELSE o.last_attempt_at END,
     completed_at = CASE WHEN mine.status IN ('COMPLETED', 'ERROR') THEN now() END,
     duration_millis = CASE WHEN mine.status IN ('COMPLETED', 'ERROR')
         THEN greatest(0, extract(epoch FROM now() - greatest(o.created_at, o.scheduled_for)) * 1000)::bigint END,
-    last_error = mine.error,
-    error_class = mine.error_class,
+    last_error = CASE WHEN mine.counted = 1 OR o.attempt_count = 0 THEN mine.error {told_beside} END,
+    error_class = CASE WHEN mine.counted = 1 OR mine.status = 'ERROR' OR o.last_error IS NULL THEN mine.error_class
+                       ELSE o.error_class END,
     locked_by = NULL,
     lease_expires_at = NULL,
     updated_at = now()
@@ -399,43 +413,123 @@ WHERE o.id = mine.id
 RETURNING o.id
 
 -- name: release
+-- What was being sent, for so many milliseconds, is an attempt whose outcome nobody knows, and does not count.
 WITH batch AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint)
+    SELECT * FROM json_to_recordset(:batch::json) AS b(id bigint, fence bigint, millis bigint)
 ), held AS MATERIALIZED (
-    SELECT id, claim_seq
+    SELECT id, claim_seq, attempt_count, locked_by
     FROM dispatch_job
     WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND status = 'IN_PROGRESS'
     ORDER BY id
     FOR UPDATE
+), mine AS MATERIALIZED (
+    SELECT batch.*, held.attempt_count + 1 AS attempt_number, held.locked_by AS worker,
+        CASE WHEN batch.millis IS NULL THEN 0 ELSE 1 END AS sent
+    FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence
+), attempts AS (
+    INSERT INTO dispatch_attempt (
+        dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, error_class,
+        error_message, unknown, worker)
+    SELECT id, fence, attempt_number, now() - millis * interval '1 ms', now(), millis, 'FAILURE', :lost_class, :lost_error,
+        true, worker
+    FROM mine
+    WHERE sent = 1
+    ORDER BY id
 )
 UPDATE dispatch_job AS o
-SET status = CASE WHEN o.attempt_count = o.attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+SET status = {as_it_was},
+    attempt_count = o.attempt_count + mine.sent,
+    attempts_before = o.attempts_before + mine.sent,
+    last_attempt_at = CASE mine.sent WHEN 1 THEN now() - mine.millis * interval '1 ms' ELSE o.last_attempt_at END,
+    next_attempt_at = greatest(o.next_attempt_at, {if_pending}),
     locked_by = NULL, lease_expires_at = NULL, updated_at = now()
-FROM (SELECT batch.id FROM batch JOIN held ON held.id = batch.id AND held.claim_seq = batch.fence) AS mine
+FROM mine
 WHERE o.id = mine.id
 RETURNING o.id
 
 -- name: rescue
 -- The fence rises, so that a settlement that was never written cannot be taken for one that was. Due now,
--- so behind everything that was due before: a job that kills its workers must not stand first.
+-- so behind everything that was due before: a job that kills its workers must not stand first. Each claim that ends here
+-- is an attempt: nobody knows whether it arrived. It is among `attempts_before`, which do not count.
 WITH lost AS MATERIALIZED (
-    SELECT id
+    SELECT id, claim_seq, attempt_count, locked_by, updated_at
     FROM dispatch_job
     WHERE status = 'IN_PROGRESS' AND rescue_count < 3
       AND coalesce(lease_expires_at, updated_at + make_interval(secs => :lease_seconds)) < now()
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
+), attempts AS (
+    INSERT INTO dispatch_attempt (
+        dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, status, error_class, error_message,
+        unknown, worker)
+    SELECT id, claim_seq, attempt_count + 1, updated_at, now(), 'FAILURE', :lost_class, :lost_error, true, locked_by
+    FROM lost
+    ORDER BY id
 )
 UPDATE dispatch_job AS o
-SET status = CASE WHEN o.attempt_count = o.attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+SET status = {as_it_was},
     claim_seq = o.claim_seq + 1,
     rescue_count = o.rescue_count + 1,
-    next_attempt_at = now(),
+    attempt_count = o.attempt_count + 1,
+    attempts_before = o.attempts_before + 1,
+    last_attempt_at = o.updated_at,
+    next_attempt_at = greatest(now(), {if_pending}),
     locked_by = NULL,
     lease_expires_at = NULL,
     updated_at = now()
 WHERE o.id = ANY (ARRAY(SELECT id FROM lost))
+RETURNING o.id
+
+-- name: lock_jobs
+-- The next statement then sees what others have written of these jobs.
+SELECT id
+FROM dispatch_job
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
+ORDER BY id
+FOR UPDATE
+
+-- name: record_late
+-- Results of claims that are nobody's any more: each replaces what was written of a lost worker. Where nothing was, since
+-- somebody changed the job meanwhile, it is an attempt more.
+WITH batch AS MATERIALIZED (
+    SELECT b.*, b.fence - coalesce(b.lost, 0) AS claim
+    FROM json_to_recordset(:batch::json) AS b(
+        id bigint, fence bigint, counted integer, error text, stack_trace text, error_class text, millis bigint, attempt text,
+        response_code integer, response_body text, response_headers jsonb, unknown boolean, lost integer)
+), known AS MATERIALIZED (
+    SELECT a.id, a.dispatch_job_id, a.claim_seq, a.error_class
+    FROM batch JOIN dispatch_attempt AS a ON a.dispatch_job_id = batch.id AND a.claim_seq = batch.claim
+), replaced AS (
+    UPDATE dispatch_attempt AS a
+    SET attempted_at = now() - batch.millis * interval '1 ms', completed_at = now(), duration_millis = batch.millis,
+        status = batch.attempt, response_code = batch.response_code, response_body = batch.response_body,
+        response_headers = batch.response_headers, error_class = batch.error_class, error_message = batch.error,
+        error_stack_trace = batch.stack_trace,
+        unknown = coalesce(batch.unknown, false)
+    FROM batch JOIN known ON known.dispatch_job_id = batch.id AND known.claim_seq = batch.claim
+    WHERE a.id = known.id AND known.error_class = :lost_class AND batch.error_class IS DISTINCT FROM :lost_class
+), missing AS MATERIALIZED (
+    SELECT batch.*,
+        j.attempt_count + row_number() OVER (PARTITION BY batch.id ORDER BY batch.claim) AS attempt_number
+    FROM batch JOIN dispatch_job AS j ON j.id = batch.id
+    WHERE NOT EXISTS (
+        SELECT FROM known WHERE known.dispatch_job_id = batch.id AND known.claim_seq = batch.claim)
+), added AS (
+    INSERT INTO dispatch_attempt (
+        dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
+        response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
+    SELECT id, claim, attempt_number, now() - millis * interval '1 ms', now(), millis, attempt, response_code,
+        response_body, response_headers, error_class, error, stack_trace, coalesce(unknown, false), :owner
+    FROM missing
+    ORDER BY id, claim
+)
+UPDATE dispatch_job AS o
+SET attempt_count = o.attempt_count + more.count,
+    attempts_before = o.attempts_before + more.count - more.counted,
+    last_attempt_at = greatest(o.last_attempt_at, now() - more.millis * interval '1 ms')
+FROM (SELECT id, count(*) AS count, sum(counted) AS counted, min(millis) AS millis FROM missing GROUP BY id) AS more
+WHERE o.id = more.id
 RETURNING o.id
 
 -- name: expired
@@ -456,7 +550,7 @@ WITH over AS MATERIALIZED (
 )
 UPDATE dispatch_job AS o
 SET status = 'ERROR',
-    last_error = 'expired before it could be delivered',
+    last_error = concat_ws('; last error: ', 'expired before it could be delivered', o.last_error),
     error_class = 'expired',
     completed_at = now(),
     duration_millis = greatest(0, extract(epoch FROM now() - greatest(o.created_at, o.scheduled_for)) * 1000)::bigint,
@@ -616,10 +710,11 @@ FROM dispatch_job AS o LEFT JOIN homing_target AS t ON t.target = o.target
 WHERE o.id = :id
 
 -- name: attempts
--- An attempt is younger than its job: that spares the partitions before it. A day is for clocks that were set back.
+-- An attempt is younger than its job: that spares the partitions before it. A day is for clocks that were set back. An id
+-- that another program has given may lie in the future, and then says nothing.
 SELECT *
 FROM dispatch_attempt
-WHERE dispatch_job_id = :id AND id >= :id - 362387865600000
+WHERE dispatch_job_id = :id AND id >= CASE WHEN :id < homing_tsid_at(now()) THEN :id ELSE 362387865600000 END - 362387865600000
 ORDER BY attempt_number, id
 
 -- name: ordered_groups

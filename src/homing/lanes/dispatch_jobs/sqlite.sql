@@ -22,7 +22,25 @@ id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count
     CASE WHEN has_headers THEN (
         SELECT json_group_array(json_array(h.header_name, h.header_value))
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers,
-    tracestate
+    tracestate, protocol
+
+-- fragment: as_it_was
+CASE WHEN attempt_count <= attempts_before THEN 'PENDING' ELSE 'FAILED' END
+
+-- fragment: scheduled
+-- In our form, so that it can be compared; nothing is less than any time.
+coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', scheduled_for), '')
+
+-- fragment: if_pending
+CASE WHEN attempt_count <= attempts_before THEN {scheduled} ELSE '' END
+
+-- fragment: next_id
+-- Of the time, or one more than the last. What lies more than a day ahead was given by another program, and may be the
+-- largest number there is.
+max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22, CASE WHEN last < {a_day_ahead} THEN last + 1 ELSE 0 END)
+
+-- fragment: a_day_ahead
+(CAST((julianday('now', '+1 day') - 2458849.5) * 86400000 AS INTEGER) << 22)
 
 -- fragment: an_hour_ago
 (CAST((julianday('now', '-1 hour') - 2458849.5) * 86400000 AS INTEGER) << 22)
@@ -232,9 +250,7 @@ RETURNING version
 UPDATE dispatch_job
 SET claim_seq = claim_seq + 1,
     rescue_count = rescue_count + 1,
-    locked_by = :owner,
-    lease_expires_at = {lease_end},
-    updated_at = {now}
+    lease_expires_at = {lease_end}
 WHERE id IN (
     SELECT id
     FROM dispatch_job INDEXED BY homing_job_in_progress
@@ -274,15 +290,20 @@ SELECT head.group_id, (SELECT j.ready FROM dispatch_job AS j INDEXED BY homing_j
     ORDER BY j.position LIMIT 1) AS ready
 FROM head WHERE head.group_id IS NOT NULL LIMIT :limit
 
+-- fragment: draw_ids
+UPDATE homing_tsid SET base = {next_id};
+UPDATE homing_tsid SET last = base + json_array_length(:batch)
+
+-- fragment: begun
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', json_extract(b.value, '$.millis') / -1000.0))
+
 -- name: settle
-UPDATE homing_tsid
-SET base = max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22, last + 1);
-UPDATE homing_tsid SET last = base + json_array_length(:batch);
+{draw_ids};
 INSERT INTO dispatch_attempt (
-    id, dispatch_job_id, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
+    id, dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
     response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
-SELECT (SELECT base FROM homing_tsid) + b.key, j.id, j.attempt_count + 1,
-    strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', json_extract(b.value, '$.millis') / -1000.0)), {now},
+SELECT (SELECT base FROM homing_tsid) + b.key, j.id, j.claim_seq - coalesce(json_extract(b.value, '$.lost'), 0),
+    j.attempt_count + 1, CASE WHEN json_extract(b.value, '$.lost') THEN j.updated_at ELSE {begun} END, {now},
     json_extract(b.value, '$.millis'), json_extract(b.value, '$.attempt'), json_extract(b.value, '$.response_code'),
     json_extract(b.value, '$.response_body'), json_extract(b.value, '$.response_headers'),
     json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), json_extract(b.value, '$.stack_trace'),
@@ -301,13 +322,19 @@ SET status = batch.status,
     attempt_count = attempt_count + batch.counted,
     defer_count = CASE WHEN batch.status IN ('PENDING', 'FAILED') AND batch.counted = 0 THEN defer_count + 1 ELSE 0 END,
     next_attempt_at = CASE WHEN batch.status IN ('PENDING', 'FAILED')
-        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay)) ELSE next_attempt_at END,
+        THEN max(strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.delay)),
+                 CASE batch.status WHEN 'PENDING' THEN {scheduled} ELSE '' END)
+        ELSE next_attempt_at END,
     last_attempt_at = CASE WHEN batch.counted = 1
         THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.millis / -1000.0)) ELSE last_attempt_at END,
     completed_at = CASE WHEN batch.status IN ('COMPLETED', 'ERROR') THEN {now} END,
     duration_millis = CASE WHEN batch.status IN ('COMPLETED', 'ERROR') THEN {duration} END,
-    last_error = batch.error,
-    error_class = batch.error_class,
+    -- What ends or puts off a job without an attempt does not hide what the last attempt met.
+    last_error = CASE WHEN batch.counted = 1 OR attempt_count = 0 OR last_error IS NULL THEN batch.error
+                      WHEN batch.status = 'ERROR' THEN batch.error || '; last error: ' || last_error
+                      ELSE last_error END,
+    error_class = CASE WHEN batch.counted = 1 OR batch.status = 'ERROR' OR last_error IS NULL THEN batch.error_class
+                       ELSE dispatch_job.error_class END,
     locked_by = NULL,
     lease_expires_at = NULL,
     updated_at = {now}
@@ -334,31 +361,116 @@ WHERE dispatch_job.id = batch.id AND dispatch_job.status = 'IN_PROGRESS' AND dis
 RETURNING id
 
 -- name: release
+{draw_ids};
+INSERT INTO dispatch_attempt (
+    id, dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, error_class,
+    error_message, unknown, worker)
+SELECT (SELECT base FROM homing_tsid) + b.key, j.id, j.claim_seq, j.attempt_count + 1, {begun}, {now},
+    json_extract(b.value, '$.millis'), 'FAILURE', :lost_class, :lost_error, 1, j.locked_by
+FROM json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = json_extract(b.value, '$.id')
+WHERE j.status = 'IN_PROGRESS' AND j.claim_seq = json_extract(b.value, '$.fence')
+  AND json_extract(b.value, '$.millis') IS NOT NULL;
 WITH batch AS MATERIALIZED (
-    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence FROM json_each(:batch)
+    SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.fence') AS fence,
+        json_extract(value, '$.millis') AS millis
+    FROM json_each(:batch)
 )
 UPDATE dispatch_job
-SET status = CASE WHEN attempt_count = attempts_before THEN 'PENDING' ELSE 'FAILED' END,
+SET status = {as_it_was},
+    attempt_count = attempt_count + (batch.millis IS NOT NULL),
+    attempts_before = attempts_before + (batch.millis IS NOT NULL),
+    last_attempt_at = coalesce(
+        strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', batch.millis / -1000.0)), last_attempt_at),
+    next_attempt_at = max(next_attempt_at, {if_pending}),
     locked_by = NULL, lease_expires_at = NULL, updated_at = {now}
 FROM batch
 WHERE dispatch_job.id = batch.id AND dispatch_job.status = 'IN_PROGRESS' AND dispatch_job.claim_seq = batch.fence
 RETURNING id
 
+-- fragment: lost
+SELECT id
+FROM dispatch_job INDEXED BY homing_job_in_progress
+WHERE status = 'IN_PROGRESS' AND rescue_count < 3
+  AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, printf('%+.3f seconds', :lease_seconds))) < {now}
+ORDER BY id
+LIMIT :limit
+
 -- name: rescue
+-- Nothing is written when nothing is lost: this runs every few seconds.
+UPDATE homing_tsid SET base = {next_id} WHERE EXISTS ({lost});
+UPDATE homing_tsid SET last = base + :limit WHERE EXISTS ({lost});
+INSERT INTO dispatch_attempt (
+    id, dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, status, error_class, error_message,
+    unknown, worker)
+SELECT (SELECT base FROM homing_tsid) + row_number() OVER (ORDER BY j.id), j.id, j.claim_seq, j.attempt_count + 1,
+    j.updated_at, {now}, 'FAILURE', :lost_class, :lost_error, 1, j.locked_by
+FROM dispatch_job AS j
+WHERE j.id IN ({lost});
 UPDATE dispatch_job
-SET status = CASE WHEN attempt_count = attempts_before THEN 'PENDING' ELSE 'FAILED' END,
-    claim_seq = claim_seq + 1,
+SET status = {as_it_was},
+    claim_seq = dispatch_job.claim_seq + 1,
     rescue_count = rescue_count + 1,
-    next_attempt_at = {now},
+    attempt_count = attempt_count + 1,
+    attempts_before = attempts_before + 1,
+    last_attempt_at = updated_at,
+    next_attempt_at = max({now}, {if_pending}),
     locked_by = NULL,
     lease_expires_at = NULL,
     updated_at = {now}
-WHERE id IN (
-    SELECT id
-    FROM dispatch_job INDEXED BY homing_job_in_progress
-    WHERE status = 'IN_PROGRESS' AND rescue_count < 3
-      AND coalesce(lease_expires_at, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at, printf('%+.3f seconds', :lease_seconds))) < {now}
-    LIMIT :limit)
+FROM homing_tsid CROSS JOIN dispatch_attempt AS a ON a.id > homing_tsid.base AND a.id <= homing_tsid.last
+WHERE dispatch_job.id = a.dispatch_job_id AND dispatch_job.claim_seq = a.claim_seq AND dispatch_job.status = 'IN_PROGRESS'
+RETURNING dispatch_job.id
+
+-- name: lock_jobs
+SELECT 1 WHERE :ids IS NULL
+
+-- fragment: late
+json_each(:batch) AS b CROSS JOIN dispatch_job AS j ON j.id = json_extract(b.value, '$.id')
+
+-- fragment: late_claim
+json_extract(b.value, '$.fence') - coalesce(json_extract(b.value, '$.lost'), 0)
+
+-- name: record_late
+{draw_ids};
+UPDATE dispatch_attempt
+SET attempted_at = {begun},
+    completed_at = {now},
+    duration_millis = json_extract(b.value, '$.millis'),
+    status = json_extract(b.value, '$.attempt'),
+    response_code = json_extract(b.value, '$.response_code'),
+    response_body = json_extract(b.value, '$.response_body'),
+    response_headers = json_extract(b.value, '$.response_headers'),
+    error_class = json_extract(b.value, '$.error_class'),
+    error_message = json_extract(b.value, '$.error'),
+    error_stack_trace = json_extract(b.value, '$.stack_trace'),
+    unknown = coalesce(json_extract(b.value, '$.unknown'), 0)
+FROM json_each(:batch) AS b
+WHERE dispatch_attempt.dispatch_job_id = json_extract(b.value, '$.id') AND dispatch_attempt.claim_seq = {late_claim}
+  AND dispatch_attempt.error_class = :lost_class AND json_extract(b.value, '$.error_class') IS NOT :lost_class;
+INSERT INTO dispatch_attempt (
+    id, dispatch_job_id, claim_seq, attempt_number, attempted_at, completed_at, duration_millis, status, response_code,
+    response_body, response_headers, error_class, error_message, error_stack_trace, unknown, worker)
+SELECT (SELECT base FROM homing_tsid) + b.key, j.id, {late_claim},
+    j.attempt_count + row_number() OVER (PARTITION BY j.id ORDER BY {late_claim}), {begun}, {now},
+    json_extract(b.value, '$.millis'), json_extract(b.value, '$.attempt'), json_extract(b.value, '$.response_code'),
+    json_extract(b.value, '$.response_body'), json_extract(b.value, '$.response_headers'),
+    json_extract(b.value, '$.error_class'), json_extract(b.value, '$.error'), json_extract(b.value, '$.stack_trace'),
+    coalesce(json_extract(b.value, '$.unknown'), 0), :owner
+FROM {late}
+WHERE NOT EXISTS (
+    SELECT 1 FROM dispatch_attempt AS a WHERE a.dispatch_job_id = j.id AND a.claim_seq = {late_claim});
+WITH more AS MATERIALIZED (
+    SELECT a.dispatch_job_id AS id, count(*) AS count, sum(json_extract(b.value, '$.counted')) AS counted,
+        max(a.attempted_at) AS attempted_at
+    FROM json_each(:batch) AS b CROSS JOIN dispatch_attempt AS a ON a.id = (SELECT base FROM homing_tsid) + b.key
+    GROUP BY a.dispatch_job_id
+)
+UPDATE dispatch_job
+SET attempt_count = attempt_count + more.count,
+    attempts_before = attempts_before + more.count - more.counted,
+    last_attempt_at = max(coalesce(last_attempt_at, ''), more.attempted_at)
+FROM more
+WHERE dispatch_job.id = more.id
 RETURNING id
 
 -- name: expired
@@ -371,7 +483,7 @@ LIMIT :limit
 -- name: expire
 UPDATE dispatch_job
 SET status = 'ERROR',
-    last_error = 'expired before it could be delivered',
+    last_error = 'expired before it could be delivered' || coalesce('; last error: ' || last_error, ''),
     error_class = 'expired',
     completed_at = {now},
     duration_millis = {duration},
@@ -448,8 +560,7 @@ RETURNING target, coalesce(open_until > {now}, 0) AS open
 
 -- name: insert_jobs
 UPDATE homing_tsid
-SET base = max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22, last + 1,
-               (SELECT coalesce(max(id), 0) + 1 FROM dispatch_job));
+SET base = max({next_id}, (SELECT coalesce(max(id), 0) + 1 FROM dispatch_job WHERE id < {a_day_ahead}));
 UPDATE homing_tsid SET last = base + json_array_length(:batch) * 64;
 INSERT INTO dispatch_job (
     id, created_at, updated_at, external_id, source, type, group_id, target_url, target, protocol, payload,

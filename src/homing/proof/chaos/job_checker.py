@@ -37,8 +37,9 @@ Item = TypeVar("Item")
 
 #: Attempts are kept in milliseconds.
 _ROUNDING = 0.002
-#: The attempt of somebody who died again and again, which the rescue charges.
+#: The attempt of a worker that was lost: the rescue wrote it.
 _DIED = "worker_died"
+_FREE_RESCUES = 3
 
 
 class OrderedJob(Struct, frozen=True):
@@ -109,7 +110,7 @@ def check_jobs(evidence: JobEvidence) -> Verdict:
     checks = [
         *_went_in_and_came_out(evidence),
         settled_once(evidence),
-        *_attempts_are_true(evidence, claims),
+        *_attempts_are_true(evidence),
         doubles_bounded(evidence.deliveries, claims),
         *_as_ordered(evidence),
         stale_refused(evidence),
@@ -150,18 +151,19 @@ def _all_completed(ends: Sequence[JobEnd]) -> Check:
 # ── attempts ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _attempts_are_true(evidence: JobEvidence, claims: set[ClaimKey]) -> list[Check]:
+def _attempts_are_true(evidence: JobEvidence) -> list[Check]:
     rows = {end.id: evidence.attempts_of.get(end.id, []) for end in evidence.ends}
     miscounted = [_job(end.id) for end in evidence.ends if end.attempt_count != len(rows[end.id])]
     gaps = [_job(id) for id, made in rows.items() if [a.number for a in made] != _numbers(len(made))]
     orphans = [_job(id) for id in evidence.attempts_of if id not in rows]
-    unended = [_job(id) for id, made in rows.items() if not _ends_with_its_success(made)]
+    late = Counter(s.claim[0] for s in evidence.testimony.settled if s.completes and not s.took_effect)
+    unended = [_job(id) for id, made in rows.items() if not _ends_with_its_success(made, late[id])]
     return [
         none_of("attempt_count is not the number of attempts", [*miscounted, *orphans]),
         none_of("attempt numbers with gaps or doubles", gaps),
         none_of("not settled by one success, the last attempt", unended),
         none_of("attempts that the receiver does not know", _invented(evidence)),
-        none_of("requests that no attempt and no fault explains", _unexplained(evidence, claims)),
+        none_of("requests that no attempt explains", _unexplained(evidence)),
     ]
 
 
@@ -169,8 +171,10 @@ def _numbers(count: int) -> list[int]:
     return list(range(1, count + 1))
 
 
-def _ends_with_its_success(made: Sequence[AttemptRow]) -> bool:
-    return [a.status for a in made] == ["FAILURE"] * (len(made) - 1) + ["SUCCESS"] * bool(made)
+def _ends_with_its_success(made: Sequence[AttemptRow], late: int) -> bool:
+    """Whose lease was over may have delivered as well, and said so later: its own row tells it."""
+    statuses = [a.status for a in made]
+    return not made or (statuses[-1] == "SUCCESS" and statuses.count("SUCCESS") <= 1 + late)
 
 
 def _invented(evidence: JobEvidence) -> list[str]:
@@ -180,11 +184,11 @@ def _invented(evidence: JobEvidence) -> list[str]:
     return [f"{_job(job)} {code}" for (job, code), n in said.items() if n > answers[job, code]]
 
 
-def _unexplained(evidence: JobEvidence, claims: set[ClaimKey]) -> list[str]:
+def _unexplained(evidence: JobEvidence) -> list[str]:
+    """The history is complete: what was sent by a worker that died has its row, too."""
     requests = Counter(job.id for job, _ in evidence.known)
-    made = Counter(a.job for a in evidence.attempts if a.error_class != _DIED)
-    allowed = made + Counter(job for job, _ in claims)
-    return [f"{_job(job)}: {n} requests" for job, n in requests.items() if n > allowed[job]]
+    made = Counter(a.job for a in evidence.attempts)
+    return [f"{_job(job)}: {n} requests" for job, n in requests.items() if n > made[job]]
 
 
 # ── what arrived ─────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +230,9 @@ def _in_order(evidence: JobEvidence) -> list[Check]:
         none_of("order broken at the receiver", _overtakers(evidence.groups, _first_deliveries(evidence))),
         none_of("order broken in the table", _overtakers(evidence.groups, _completions(evidence.ends))),
         none_of("two of a group at the receiver", list(_overlaps(spans.values(), overslept))),
-        none_of("two of a group under way in the table", list(_overlaps(_spans_of_attempts(evidence)))),
+        none_of(
+            "two of a group under way in the table", list(_overlaps(_spans_of_attempts(evidence), overslept))
+        ),
         none_of("two of a group seen in flight", evidence.crowded),
     ]
 
@@ -296,7 +302,7 @@ def _figures(evidence: JobEvidence, claims: set[ClaimKey]) -> dict[str, float]:
         "duplicated": sum(count - 1 for count in deliveries.values()),
         **fault_figures(evidence, claims),
         "rescues": sum(end.rescue_count for end in evidence.ends),
-        "charged_rescues": sum(attempt.error_class == _DIED for attempt in evidence.attempts),
+        "charged_rescues": sum(max(0, end.rescue_count - _FREE_RESCUES) for end in evidence.ends),
         **recovery_figures(evidence),
         **_group_figures(evidence),
     }

@@ -159,7 +159,7 @@ async def reseal(session: Session, given: Given) -> list[Columns]:
 
 
 async def _reseal(session: Session, one: Mapping[str, Any]) -> bool:
-    sets = {name: exactly(one[name]) for name in SEALED}
+    sets = {name: exactly(one[name]) for name in (*SEALED, "fingerprint")}
     seen = {"_id": one["id"], **{name: one["seen"][name] for name in SEALED}}
     return bool(await session.update_one(CREDENTIALS, seen, [{"$set": sets}]))
 

@@ -1,5 +1,6 @@
--- dispatch_credentials on PostgreSQL. Every secret is sealed for its row and column before it comes here, so
--- an id is drawn first. A sealed text never repeats: comparing it tells whether a row was changed meanwhile.
+-- dispatch_credentials on PostgreSQL. Every secret of ours is sealed for its row and column before it comes here, so
+-- an id is drawn first. A sealed text never repeats: comparing it tells whether a row was changed meanwhile. Another
+-- program may write plain text: it is used as it is.
 
 -- fragment: shown
 id, algorithm, name, fingerprint, created_at, updated_at, signing_key,
@@ -78,14 +79,15 @@ SELECT {sealed} FROM dispatch_credentials WHERE id > :after ORDER BY id LIMIT :l
 WITH batch AS MATERIALIZED (
     SELECT * FROM json_to_recordset(:batch::json) AS b(
         id bigint, bearer_token text, signing_secret text, signing_key text, previous_bearer_token text,
-        previous_signing_secret text, previous_signing_key text, seen json)
+        previous_signing_secret text, previous_signing_key text, fingerprint text, seen json)
 ), held AS MATERIALIZED (
     SELECT id FROM dispatch_credentials WHERE id = ANY (ARRAY(SELECT id FROM batch)) ORDER BY id FOR UPDATE
 )
 UPDATE dispatch_credentials AS c
 SET bearer_token = batch.bearer_token, signing_secret = batch.signing_secret, signing_key = batch.signing_key,
     previous_bearer_token = batch.previous_bearer_token,
-    previous_signing_secret = batch.previous_signing_secret, previous_signing_key = batch.previous_signing_key
+    previous_signing_secret = batch.previous_signing_secret, previous_signing_key = batch.previous_signing_key,
+    fingerprint = batch.fingerprint
 FROM batch JOIN held ON held.id = batch.id
 WHERE c.id = batch.id
   AND c.bearer_token IS NOT DISTINCT FROM batch.seen ->> 'bearer_token'

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from homing.db import Row, instant
 from homing.signatures import MalformedKey, Signer
-from homing.vault import Unreadable, Vault
+from homing.vault import Unreadable, Vault, is_sealed
 
 CURRENT = ("bearer_token", "signing_secret", "signing_key")
 PREVIOUS = tuple(f"previous_{column}" for column in CURRENT)
@@ -50,6 +50,8 @@ class Secrets:
     _during: _Phase
     _after: _Phase
     _until: datetime | None
+    #: Some of it stands in its row as plain text.
+    is_plain: bool = False
 
     def headers(self, id: str, moment: datetime, payload: bytes) -> dict[str, str]:
         """`Authorization` and the signatures of one attempt; `id` is the message's, in every attempt."""
@@ -75,7 +77,7 @@ def secrets_of(row: Row, vault: Vault, header_prefix: str) -> Secrets | Unreadab
         after = _phase(opened, {}, header_prefix)
         until = instant(row["previous_until"]) if row["in_grace"] else None
         during = _phase(opened, opened, header_prefix) if until else after
-        return Secrets(row["id"], row["fingerprint"], during, after, until)
+        return Secrets(row["id"], row["fingerprint"], during, after, until, any(plain_columns(row)))
     except (Unreadable, MalformedKey) as error:
         return UnreadableSecrets(row["id"], str(error))
 
@@ -103,8 +105,16 @@ def opened_columns(row: Row, vault: Vault) -> dict[str, str | None]:
 
 
 def opened_column(row: Row, column: str, vault: Vault) -> str | None:
-    sealed = row[column]
-    return None if sealed is None else vault.open(sealed, row=row["id"], field=_field(column))
+    """Another program may have written it as plain text; where that is empty there is none."""
+    kept: str | None = row[column]
+    if not kept or not is_sealed(kept):
+        return kept or None
+    return vault.open(kept, row=row["id"], field=_field(column))
+
+
+def plain_columns(row: Row) -> dict[str, str]:
+    """What stands in the row as plain text."""
+    return {column: kept for column in SEALED if (kept := row[column]) and not is_sealed(kept)}
 
 
 def sealed_columns(id: int, columns: Opened, vault: Vault) -> dict[str, str | None]:

@@ -88,13 +88,14 @@ WITH batch AS MATERIALIZED (
         json_extract(value, '$.previous_bearer_token') AS previous_bearer_token,
         json_extract(value, '$.previous_signing_secret') AS previous_signing_secret,
         json_extract(value, '$.previous_signing_key') AS previous_signing_key,
-        json_extract(value, '$.seen') AS seen
+        json_extract(value, '$.fingerprint') AS fingerprint, json_extract(value, '$.seen') AS seen
     FROM json_each(:batch)
 )
 UPDATE dispatch_credentials
 SET bearer_token = batch.bearer_token, signing_secret = batch.signing_secret, signing_key = batch.signing_key,
     previous_bearer_token = batch.previous_bearer_token,
-    previous_signing_secret = batch.previous_signing_secret, previous_signing_key = batch.previous_signing_key
+    previous_signing_secret = batch.previous_signing_secret, previous_signing_key = batch.previous_signing_key,
+    fingerprint = batch.fingerprint
 FROM batch
 WHERE dispatch_credentials.id = batch.id
   AND dispatch_credentials.bearer_token IS json_extract(batch.seen, '$.bearer_token')

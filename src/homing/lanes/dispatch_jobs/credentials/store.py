@@ -28,11 +28,12 @@ from homing.lanes.dispatch_jobs.credentials.signing import (
     fingerprint_of,
     opened_column,
     opened_columns,
+    plain_columns,
     sealed_columns,
     secrets_of,
 )
 from homing.lanes.dispatch_jobs.tsid import text_of
-from homing.signatures import DEFAULT_HEADER_PREFIX, public_key_of
+from homing.signatures import DEFAULT_HEADER_PREFIX, MalformedKey, public_key_of
 from homing.vault import Unreadable, Vault
 
 #: Seconds. A change made elsewhere is to be seen within 5.
@@ -164,10 +165,12 @@ class Credentials:
         held = self._held(rows[0], request)
         change = rotation_of(request, held)
         columns = _rotated(held, change, keeps=request.grace_seconds > 0)
+        # What does not change stays as it stands: only a rewrap seals what another program wrote.
+        untouched = {c: text for c, text in plain_columns(rows[0]).items() if columns[c] == text}
         written = await self._run(
             "rotate",
             id=id,
-            **sealed_columns(id, columns, self._vault),
+            **{**sealed_columns(id, columns, self._vault), **untouched},
             fingerprint=fingerprint_of(columns["signing_secret"]),
             grace_seconds=float(request.grace_seconds),
             keeps_previous=any(columns[f"previous_{column}"] for column in CURRENT),
@@ -191,14 +194,14 @@ class Credentials:
         """What receivers of `v1a` signatures verify with, where there is a signing key that can be read."""
         try:
             key = opened_column(row, "signing_key", self._vault)
-        except Unreadable:
+            return public_key_of(key) if key else None
+        except (Unreadable, MalformedKey):
             return None
-        return public_key_of(key) if key else None
 
     # ── a new encryption key ─────────────────────────────────────────────────────────────────────
 
     async def rewrap(self, batch: int = 200) -> AsyncIterator[Rewrapped]:
-        """Seal by the newest key what another one has sealed; tells after each batch how far it is.
+        """Seal by the newest key what another one has sealed, and what is plain text; tells how far it is.
 
         It may be stopped at any time and begun again: what is done shows in the rows themselves.
         """
@@ -229,8 +232,10 @@ class Credentials:
 
     def _resealed(self, row: Row) -> dict[str, Any]:
         seen = {column: row[column] for column in SEALED}
-        anew = sealed_columns(row["id"], opened_columns(row, self._vault), self._vault)
-        return {"id": row["id"], **anew, "seen": seen}
+        opened = opened_columns(row, self._vault)
+        anew = sealed_columns(row["id"], opened, self._vault)
+        fingerprint = fingerprint_of(opened["signing_secret"])
+        return {"id": row["id"], **anew, "fingerprint": fingerprint, "seen": seen}
 
     async def _run(self, query: str, /, **parameters: Any) -> Sequence[Row]:
         return await self._database.fetch(self._queries[query], parameters)
