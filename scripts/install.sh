@@ -24,6 +24,8 @@ has_uv() {
 complain() {
     if python=$(find_python pass); then
         echo "$python came without its venv module. On Debian and Ubuntu: apt install python3-venv" >&2
+    elif [ -n "${PYTHON:-}" ]; then
+        echo "PYTHON=$PYTHON is no Python 3.11 or newer, or cannot be run." >&2
     else
         echo "Homing needs Python 3.11 or newer, and there is none in PATH (or name one: make PYTHON=/path/to/python3)." >&2
     fi
@@ -32,6 +34,7 @@ complain() {
 
 make_venv() {
     if python=$(find_python 'import ensurepip, venv'); then
+        echo "making .venv with $python ..."
         "$python" -m venv --clear .venv
     elif has_uv; then
         uv venv --quiet --clear --python '>=3.11' .venv
@@ -98,3 +101,4 @@ if ! problems=$($installer check 2>&1); then
         "$lock" "$problems" >&2
     exit 1
 fi
+echo ".venv is ready"

@@ -385,3 +385,11 @@ def test_pip_begins_anew_where_uv_fails_half_way(project: Project) -> None:
     project.tool("uv", FAILING_UV)
     assert "uv could not install this, trying pip ...\n" in project.make()
     assert project.version("driver") == "1.0"
+
+
+def test_a_python_that_cannot_be_used_is_named(project: Project) -> None:
+    project.environment["PYTHON"] = "/bin/false"
+    code, output = project.try_make()
+    assert code != 0
+    assert "PYTHON=/bin/false is no Python 3.11 or newer, or cannot be run." in output
+    assert not (project.root / ".venv").exists()
