@@ -105,11 +105,18 @@ async def test_a_sender_that_answers_at_once_is_never_overwritten(
             await lane.homing.email_send.maintenance.once()
             await schedule_all(lane)
         assert await statuses(sql) == Counter({ends: ROWS})
-        assert sender.received == Counter(ids), "no message twice"
+        repeated = {id for id, times in sender.received.items() if times > 1}
+        assert repeated <= unconfirmed(lane), "no message twice"
         (held,) = await sql("SELECT count(*) FROM email_log WHERE locked_by IS NOT NULL")
         assert held == (0,), "nothing says that we hold it"
         assert await lane.homing.email_broker.depth(lane.queues.send) == 0
         assert sender.content_types == {"application/json"}
+
+
+def unconfirmed(lane: EmailBench) -> set[int]:
+    """What the broker did not confirm in time, as on a busy machine, is published again (RTY-16)."""
+    lines = lane.log.all("email.scheduled")
+    return {line["EmailId"] for line in lines if line["Reason"] == "broker_unconfirmed"}
 
 
 async def _answered(sender: Sender, ids: list[int]) -> bool:
