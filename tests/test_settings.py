@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homing.errors import SettingsError
+from homing.parts.mails import mail_policy
 from homing.settings import FIELDS, Settings, default_config, environment_name, load_settings
 
 
@@ -62,9 +63,18 @@ def test_a_value_out_of_range_names_the_setting_the_value_and_the_range(
     assert allowed in message
 
 
-def test_the_base_may_not_be_more_than_the_maximum() -> None:
-    with pytest.raises(SettingsError, match="DISPATCH_BACKOFF_BASE_SECONDS=30 is more than"):
-        load_settings(environ={"DISPATCH_BACKOFF_MAX_SECONDS": "20"})
+@pytest.mark.clause("OUT-09", "OUT-11")
+def test_a_base_above_the_maximum_waits_the_maximum() -> None:
+    """min(raw, max) defines it, whichever is the larger."""
+    settings = load_settings(environ={"DISPATCH_BACKOFF_MAX_SECONDS": "10", "DISPATCH_BACKOFF_JITTER": "0"})
+    policy = mail_policy(settings)
+    assert [policy.backoff(failures, lambda: 0.0) for failures in (1, 2, 5)] == [10, 10, 10]
+
+
+def test_a_first_cooldown_above_the_longest_one_starts() -> None:
+    """As with the waits: what is set as the longest is the longest."""
+    settings = load_settings(environ={"HOMING_JOBS_BREAKER_MAX_SECONDS": "1"})
+    assert (settings.jobs_breaker_seconds, settings.jobs_breaker_max_seconds) == (5, 1)
 
 
 def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(tmp_path: Path) -> None:
@@ -147,7 +157,6 @@ def test_config_default_toml_is_the_code() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"jobs_breaker_seconds": 500, "jobs_breaker_max_seconds": 3}, "HOMING_JOBS_BREAKER_MAX_SECONDS=3"),
         ({"jobs_header_prefix": "Webhook"}, "clashes with Standard Webhooks"),
     ],
 )

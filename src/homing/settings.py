@@ -491,16 +491,6 @@ def _range(field: str) -> str:
 
 
 def _check_together(settings: Settings) -> None:
-    if settings.dispatch_backoff_base_seconds > settings.dispatch_backoff_max_seconds:
-        raise SettingsError(
-            f"DISPATCH_BACKOFF_BASE_SECONDS={settings.dispatch_backoff_base_seconds} is more than "
-            f"DISPATCH_BACKOFF_MAX_SECONDS={settings.dispatch_backoff_max_seconds}; lower it or raise that"
-        )
-    if settings.jobs_breaker_seconds > settings.jobs_breaker_max_seconds:
-        raise SettingsError(
-            f"HOMING_JOBS_BREAKER_SECONDS={settings.jobs_breaker_seconds:g} is more than "
-            f"HOMING_JOBS_BREAKER_MAX_SECONDS={settings.jobs_breaker_max_seconds:g}; lower it or raise that"
-        )
     if settings.jobs_header_prefix.lower() == "webhook":
         raise SettingsError(
             "HOMING_JOBS_HEADER_PREFIX=webhook clashes with Standard Webhooks; choose another"

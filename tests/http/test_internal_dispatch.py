@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import asyncpg
 import httpx
 import pytest
 from tests.apis import api_of
+from tests.notifications import sqlite_path
 from tests.outbox import Bench, bench
 
+from homing.db import instant, iso
 from homing.http.server import serving
 from homing.testing.smtp_sink import Act, SmtpSink, Stage, reply
 
@@ -124,6 +129,97 @@ async def test_wait_answers_when_all_are_settled_and_says_how(database_url: str)
             response = await api.dispatch({"wait": True})
             assert [item["status"] for item in response.json()["items"]] == ["sent", "queued", "failed"]
             assert len(sink.mails) == 1
+
+
+@pytest.mark.clause("API-09")
+async def test_with_wait_the_items_are_as_they_are_after_the_attempt(database_url: str) -> None:
+    def script(stage: Stage, _argument: str) -> Act | None:
+        return reply("450 4.2.0 later") if stage == "rcpt" else None
+
+    async with SmtpSink(script=script) as sink:
+        async for api in opened(database_url, sink, dispatch_backoff_jitter=0.0):
+            (id,) = await api.insert()
+            (item,) = (await api.dispatch({"wait": True})).json()["items"]
+            assert (item["status"], item["retryCount"]) == ("queued", 1)
+            row = await api.row(id)
+            for name, column in (("nextAttemptAt", "next_attempt_at"), ("lastAttemptAt", "last_attempt_at")):
+                assert instant(item[name]) == instant(iso(row[column]))
+            assert item["nextAttemptAt"] > item["lastAttemptAt"]
+
+
+@pytest.mark.clause("API-09")
+async def test_due_mails_that_are_not_sent_are_held(database_url: str) -> None:
+    async with SmtpSink() as sink:
+        url = sink.url
+    # Nobody listens there any more.
+    async with bench(database_url, mail_url=url) as lane:
+        api = Api(lane.homing, lane.log)
+        async with (
+            serving(api_of(lane.homing, lane.homing.mails_part), "127.0.0.1", 0) as address,
+            httpx.AsyncClient(base_url=address, timeout=60) as api.client,
+        ):
+            await api.insert(7)
+            sent = [(await api.dispatch({"batchSize": 1, "wait": True})).json() for _ in range(5)]
+            assert [one["dispatched"] for one in sent] == [1] * 5
+            assert all("held" not in one for one in sent)
+            response = await api.dispatch({"wait": True})
+            assert response.status_code == 200
+            reason = "the breaker of the mail relay is open: it could not be reached"
+            assert response.json() == {
+                "dispatched": 0,
+                "maxAttempts": 5,
+                "items": [],
+                "held": {"due": 2, "reason": reason},
+            }
+            await api.sql("UPDATE mail_outbox SET status = 'cancelled' RETURNING 1")
+            assert (await api.dispatch()).json() == {"dispatched": 0, "maxAttempts": 5, "items": []}
+
+
+def examples() -> list[dict[str, Any]]:
+    """Those of the document."""
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    section = text.split("## POST /internal/dispatch")[1].split("\n## ")[0]
+    return [json.loads(found) for found in re.findall(r"```json\n(.*?)```", section, re.DOTALL)]
+
+
+@pytest.mark.clause("API-02", "API-09")
+async def test_the_examples_of_the_document_can_occur(database_url: str) -> None:
+    """Each is brought about: the same fields, and times that stand to each other as they do there."""
+
+    def script(stage: Stage, _argument: str) -> Act | None:
+        return reply("450 4.2.0 later") if stage == "rcpt" else None
+
+    async with SmtpSink(script=script) as sink:
+        async for api in opened(database_url, sink, dispatch_backoff_jitter=0.0):
+            await api.insert(2)
+            await api.sql("UPDATE mail_outbox SET retry_count = 2 RETURNING 1")
+            got = [(await api.dispatch({"batchSize": 1, "wait": wait})).json() for wait in (False, True)]
+            await api.insert(1)
+            api.deliverer.paused = True
+            got.append((await api.dispatch()).json())
+            told = examples()
+            assert [shape(one) for one in got] == [shape(one) for one in told]
+            for one in (*got, *told):
+                for item in one["items"]:
+                    is_settled = "status" in item
+                    assert (item["nextAttemptAt"] > item["lastAttemptAt"]) == is_settled
+                    assert item["retryCount"] == 2 + is_settled
+                    if is_settled:
+                        # The third failure in a row waits 30·2³ seconds.
+                        due, tried = (
+                            datetime.fromisoformat(item[n]) for n in ("nextAttemptAt", "lastAttemptAt")
+                        )
+                        assert round((due - tried).total_seconds(), -1) == 240
+
+
+def shape(given: Any) -> Any:
+    """Fields and kinds, and the values that are the same whenever it is tried."""
+    if isinstance(given, dict):
+        return {
+            name: value if name in {"dispatched", "maxAttempts", "status"} else shape(value)
+            for name, value in given.items()
+        }
+    return [shape(one) for one in given] if isinstance(given, list) else type(given)
 
 
 @pytest.mark.clause("API-02")
@@ -248,6 +344,29 @@ async def test_a_locked_file_is_a_409_and_nothing_is_half_claimed_sqlite(
         other.close()
         assert (await api.row(id))["status"] == "queued"
         assert (await api.dispatch()).json()["dispatched"] == 1
+
+
+@pytest.mark.clause("API-06")
+async def test_a_lock_is_told_of_after_two_seconds_whatever_else_waits_for_it_sqlite(
+    sqlite_url: str, sink: SmtpSink
+) -> None:
+    """At the default time-out, and behind statements of ours that would wait for ten seconds each."""
+    async for api in opened(sqlite_url, sink):
+        (id,) = await api.insert()
+        other = sqlite3.connect(sqlite_path(sqlite_url), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        # The writer of this process: the first is at it, the others are behind it.
+        patient = [asyncio.create_task(api.outbox.rescue(10)) for _ in range(3)]
+        began = time.monotonic()
+        assert_error(await api.dispatch(), 409, "DISPATCH_CONFLICT")
+        took = time.monotonic() - began
+        assert 1.5 < took < 6, took
+        other.execute("ROLLBACK")
+        other.close()
+        await asyncio.gather(*patient)
+        row = await api.row(id)
+        assert (row["status"], row["claim_seq"]) == ("queued", 0), "it was not claimed later either"
+        assert (await api.dispatch({"wait": True})).json()["dispatched"] == 1
 
 
 @pytest.mark.clause("API-06")

@@ -97,6 +97,8 @@ async def test_inserts_of_the_other_program_go_on_and_are_sent(database_url: str
             assert rows[before["id"]]["status"] == rows[after["id"]]["status"] == "sent"
             assert len({row["token"] for row in rows.values()}) == 3, "each has a Message-ID of its own"
             assert all(row["token"] for row in rows.values())
+            counts = await lane.outbox.counts()
+            assert counts == {**dict.fromkeys(counts, 0), "sent": 2}, "a draft is no state of ours"
 
 
 @pytest.mark.clause("OUT-14", "OUT-09")
@@ -213,6 +215,26 @@ async def test_an_enum_status_is_refused(postgres_url: str) -> None:
 
 
 @pytest.mark.clause("OUT-14")
+async def test_a_table_of_another_owner_is_refused_before_anything_is_changed(postgres_url: str) -> None:
+    role = f"homing_{postgres_url.rpartition('/')[2]}"[:60]
+    async with made(postgres_url, BARE) as other:
+        await other.sql(f'CREATE ROLE "{role}"')
+        await other.sql(f'GRANT CREATE, USAGE ON SCHEMA public TO "{role}"')
+        before = await definitions(other)
+        settings = load_settings(
+            {"database_url": f"{postgres_url}?role={role}", "mail_url": "memory://"}, environ={}
+        )
+        async with opened(settings) as homing:
+            with pytest.raises(
+                SchemaError, match=r"mail_outbox belongs to .*; only its owner can add columns"
+            ):
+                await homing.migrate()
+        assert await definitions(other) == before
+        await other.sql(f'DROP OWNED BY "{role}"')
+        await other.sql(f'DROP ROLE "{role}"')
+
+
+@pytest.mark.clause("OUT-14")
 async def test_times_that_are_numbers_are_refused(sqlite_url: str) -> None:
     async with made(
         sqlite_url, {"sqlite": BARE["sqlite"].replace("campaign INTEGER", "next_attempt_at DATETIME")}
@@ -249,3 +271,18 @@ async def test_a_time_is_understood_in_any_form(sqlite_url: str, table: str, tim
             due = "SELECT id FROM mail_outbox WHERE next_attempt_at <= datetime('now', '+1 second')"
             assert await other.sql(due) == [now]
         assert list(await lane.deliver()) == [now["id"]]
+
+
+@pytest.mark.clause("OUT-14")
+@pytest.mark.parametrize("kind", ["timestamp(3)", "timestamptz"])
+async def test_a_time_without_end_holds_nothing_up(postgres_url: str, kind: str) -> None:
+    """A table of ours has a rule against it; another program's need not."""
+    made_so = {"postgres": SPECIFIED["postgres"].replace("timestamp(3)", kind)}
+    async with made(postgres_url, made_so) as other, bench(postgres_url) as lane:
+        ids = [(await other.sql(order("specified")))[0]["id"] for _ in range(3)]
+        for id, time in zip(ids, ("-infinity", "infinity", "now"), strict=True):
+            await other.sql(f"UPDATE mail_outbox SET next_attempt_at = '{time}' WHERE id = {id}")
+        await lane.deliver()
+        states = {row["id"]: row["status"] for row in await other.sql("SELECT id, status FROM mail_outbox")}
+        assert states == {ids[0]: "sent", ids[1]: "queued", ids[2]: "sent"}
+        assert len(await lane.outbox.page(limit=10)) == 3

@@ -62,6 +62,8 @@ class Row:
     retries: int = 0
     rescues: int = 0
     deferrals: int = 0
+    #: Queued after its end, and not claimed since: then it does not expire.
+    is_back: bool = False
 
     def shown(self) -> tuple[Any, ...]:
         return self.status, self.fence, self.retries, self.rescues, self.deferrals, self.lease is not None
@@ -111,7 +113,17 @@ class OutboxMachine(RuleBasedStateMachine):
         assert set(self.opened.run(self.outbox.requeue(ids))) == ended
         for row in (self.rows[one] for one in ended):
             row.status, row.due, row.retries, row.rescues, row.deferrals = "queued", self.now, 0, 0, 0
-            row.expires = None if row.expires is None or row.expires <= self.now else row.expires
+            row.is_back = True
+
+    @precondition(lambda self: self.rows)
+    @rule(picks=several)
+    def put_back(self, picks: list[int]) -> None:
+        """By plain SQL, as a person does it, and what was sent, too."""
+        for one in dict.fromkeys(self._pick_ids(picks)):
+            row = self.rows[one]
+            if row.status in ENDED:
+                self.opened.run(_put_back(self.opened.bench, one))
+                row.status, row.due, row.retries, row.is_back = "queued", self.now, 0, True
 
     @precondition(lambda self: self.rows)
     @rule(picks=several)
@@ -147,6 +159,9 @@ class OutboxMachine(RuleBasedStateMachine):
         row = self.rows[claim.id]
         assert claim.fence == row.fence + 1, "the fence only rises"
         assert (claim.attempts, claim.deferrals) == (row.retries, row.deferrals)
+        if row.is_back and row.expires is not None and row.expires <= self.now:
+            row.expires = None
+        row.is_back = False
         assert bool(claim.item.expired) == (row.expires is not None and row.expires <= self.now)
         row.status, row.fence, row.lease = "dispatching", claim.fence, self.now + LEASE
         self.claims.append(claim)
@@ -234,7 +249,7 @@ class OutboxMachine(RuleBasedStateMachine):
         for row in self.rows.values():
             if row.status != "queued":
                 continue
-            if row.expires is not None and row.expires <= self.now:
+            if row.expires is not None and row.expires <= self.now and not row.is_back:
                 row.status = "expired"
             elif row.retries >= MAX_ATTEMPTS:
                 row.status = "failed"
@@ -297,6 +312,15 @@ async def _age_all(opened: Bench, seconds: float) -> None:
     await opened.sql(f"UPDATE mail_outbox SET {changes} RETURNING id", s=seconds)
 
 
+async def _put_back(opened: Bench, id: int) -> None:
+    now = "now()" if opened.homing.database.dialect == "postgres" else "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+    await opened.sql(
+        f"UPDATE mail_outbox SET status = 'queued', retry_count = 0, next_attempt_at = {now} "
+        "WHERE id = :id RETURNING id",
+        id=id,
+    )
+
+
 async def _expire_in(opened: Bench, id: int, seconds: float) -> None:
     moment = (
         "now() + make_interval(secs => :s)"
@@ -333,7 +357,7 @@ def walk(opened: Opened, chosen: settings = WALKS) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.clause("OUT-01", "OUT-04", "OUT-12", "OUT-13")
+@pytest.mark.clause("OUT-01", "OUT-04", "OUT-12", "OUT-13", "OUT-15")
 def test_the_outbox_is_what_the_model_says(database_url: str) -> None:
     with opened_store(database_url) as opened:
         walk(opened)

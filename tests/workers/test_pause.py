@@ -140,14 +140,22 @@ async def _is(met: bool) -> bool:
     return met
 
 
-async def test_what_a_person_orders_goes_through_a_pause(lane: Bench) -> None:
+@pytest.mark.clause("API-09")
+async def test_the_trigger_of_a_paused_lane_sends_nothing_and_says_so(lane: Bench) -> None:
     await lane.homing.fleet.pause("lane", "mail_outbox", by="cli:eve")
-    async with at_work(lane.homing, ["mail_outbox"], api=False):
+    async with (
+        at_work(lane.homing, ["mail_outbox"], api=True) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
         await paused(lane.homing, "mail_outbox")
+        nothing = {"dispatched": 0, "maxAttempts": 5, "items": []}
+        assert (await client.post("/internal/dispatch")).json() == nothing
         await lane.insert(2)
-        reply = await lane.homing.dispatching(DispatchRequest(batch_size=1, wait=True))
-        assert reply.dispatched == 1
-        assert (await lane.outbox.counts())["queued"] == 1
+        reply = await client.post("/internal/dispatch", json={"batchSize": 1, "wait": True})
+        assert reply.status_code == 200
+        held = {"due": 2, "reason": "the lane mail_outbox is paused"}
+        assert reply.json() == {**nothing, "held": held}
+        assert (await lane.outbox.counts())["queued"] == 2
 
 
 async def test_working_once_goes_through_a_pause(lane: Bench) -> None:

@@ -235,13 +235,14 @@ def dispatch(
         (item.id, str(item.retry_count), item.next_attempt_at, item.status or "would be claimed")
         for item in reply.items
     ]
-    print_table(listing(_DISPATCH_COLUMNS, rows) if rows else "nothing is due")
+    empty = f"{reply.held.due} due, none sent: {reply.held.reason}" if reply.held else "nothing is due"
+    print_table(listing(_DISPATCH_COLUMNS, rows) if rows else empty)
 
 
 _DISPATCH_COLUMNS = (
     Column("mail", whole=True),
-    Column("retries before", rank=1, right=True),
-    Column("due since", rank=2, whole=True),
+    Column("retries", rank=1, right=True),
+    Column("due", rank=2, whole=True),
     Column("state", whole=True),
 )
 

@@ -98,6 +98,8 @@ class FoundTable(Struct, frozen=True):
     columns: Mapping[str, FoundColumn]
     #: The columns of each key, and of each unique index without a condition.
     unique: tuple[frozenset[str], ...]
+    #: Who alone may change it, where that is not us.
+    owner: str | None = None
 
 
 async def find_table(database: Database, name: str) -> FoundTable | None:
@@ -135,6 +137,9 @@ def _of_shape(spec: TableSpec, table: FoundTable) -> Iterator[str]:
     if not table.is_table:
         yield f"{spec.name} is no table but a view or something like it; rows cannot be claimed in it"
         return
+    if table.owner is not None:
+        only = f"only its owner can add columns, so run `homing migrate` as {table.owner}"
+        yield f"{spec.name} belongs to {table.owner}; {only}"
     for name, wanted in spec.columns.items():
         if (column := table.columns.get(name)) is not None:
             yield from _of_column(spec, wanted, column)
@@ -356,6 +361,7 @@ class _Postgres(_Catalog):
             kind[0]["kind"] in {"r", "p"},
             {row["name"]: _postgres_column(row) for row in columns},
             tuple(frozenset(row["columns"]) for row in unique),
+            None if kind[0]["owned"] else kind[0]["owner"],
         )
 
     async def indexes(self, names: Sequence[str]) -> list[str]:
@@ -413,7 +419,11 @@ _FINE = frozenset({-1, 3, 4, 5, 6})
 #: PostgreSQL counts the length word into the modifier of a varchar.
 _VARCHAR_HEADER = 4
 
-_POSTGRES_KIND = "SELECT relkind::text AS kind FROM pg_class WHERE oid = to_regclass($1)"
+_POSTGRES_KIND = """
+SELECT relkind::text AS kind, pg_get_userbyid(relowner)::text AS owner,
+    pg_has_role(relowner, 'USAGE') AS owned
+FROM pg_class WHERE oid = to_regclass($1)
+"""
 _POSTGRES_COLUMNS = """
 SELECT a.attname::text AS name, t.typname::text AS type, format_type(a.atttypid, a.atttypmod) AS declared,
     a.atttypmod AS modifier, a.attnotnull AS required, a.atthasdef OR a.attidentity <> '' AS filled

@@ -44,6 +44,9 @@ class Query(Struct, frozen=True):
     parameters: tuple[str, ...]
     writes: bool
     operation: Operation | None = None
+    #: Seconds that it waits at most for a lock in SQLite, behind earlier statements as well; None is as long
+    #: as the URL says. PostgreSQL has one limit for all.
+    lock_timeout: float | None = None
 
 
 Queries = Mapping[str, Query]

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from threading import Timer
@@ -45,9 +45,10 @@ class SqliteDatabase:
 
     async def fetch(self, query: Query, parameters: Mapping[str, Any]) -> Sequence[sqlite3.Row]:
         given = {name: parameters[name] for name in query.parameters}
-        if query.writes:
-            return await self._writer.call(_write, query.sql, given)
-        return await self._reader.call(_read, query.sql, given)
+        connection, work = (self._writer, _write) if query.writes else (self._reader, _read)
+        if query.lock_timeout is None:
+            return await connection.call(work, query.sql, given)
+        return await connection.call_within(query.lock_timeout, work, query.sql, given)
 
     async def fetch_all(
         self, queries: Sequence[Query], parameters: Mapping[str, Any]
@@ -87,6 +88,31 @@ class _Connection:
 
     async def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work, arguments)
+
+    async def call_within(self, seconds: float, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Raise `Conflict` when the statements before it, or another process, take longer than that."""
+        deadline = time.monotonic() + seconds
+        turn: Future[Result] = self._thread.submit(self._guarded, self._until, (deadline, work, arguments))
+        ended = asyncio.wrap_future(turn)
+        await asyncio.wait({ended}, timeout=seconds)
+        # What has not begun never will. What has begun gives up by itself.
+        if turn.cancel():
+            raise Conflict(f"{self._path} is locked by another process: it was not free in {seconds:g} s")
+        return await ended
+
+    def _until(
+        self,
+        connection: sqlite3.Connection,
+        deadline: float,
+        work: Callable[..., Result],
+        arguments: tuple[Any, ...],
+    ) -> Result:
+        left = min(max(0.0, deadline - time.monotonic()), self._busy_timeout)
+        connection.execute(f"PRAGMA busy_timeout = {round(left * 1000)}")
+        try:
+            return work(connection, *arguments)
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout * 1000)}")
 
     def _guarded(self, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
         try:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
@@ -23,6 +24,10 @@ _PAGES = {
     "dispatching": "page_dispatching",
     **dict.fromkeys(("failed", "cancelled", "expired"), "page_ended"),
 }
+
+#: Whoever calls /internal/dispatch is told of a lock after so many seconds, as on PostgreSQL.
+_LOCK_TIMEOUT = 2.0
+_CLAIMING = ("preview", "claim")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,9 +51,11 @@ class MailOutbox(SqlStore[Mail]):
         max_attempts: int,
         untold: Untold | None = None,
     ) -> None:
+        queries = load_queries(__package__ or "", database.dialect)
+        impatient = {name: replace(queries[name], lock_timeout=_LOCK_TIMEOUT) for name in _CLAIMING}
         super().__init__(
             database,
-            load_queries(__package__ or "", database.dialect),
+            {**queries, **impatient},
             item=mail_of,
             transition=transition,
             parameters={"owner": owner, "lease_seconds": lease_seconds, "max_attempts": max_attempts},
@@ -78,6 +85,15 @@ class MailOutbox(SqlStore[Mail]):
     async def preview(self, limit: int) -> Sequence[Row]:
         """What a claim would take."""
         return await self.run("preview", limit=limit)
+
+    async def due(self) -> int:
+        """How many a claim could take, were it not limited."""
+        rows = await self.run("due")
+        return int(rows[0]["count"])
+
+    async def by_ids(self, ids: Sequence[int]) -> Sequence[Row]:
+        """Rows as `preview` has them, with their status, in no order."""
+        return await self.run("by_ids", ids=_encode(ids).decode())
 
     async def get(self, id: int) -> Row | None:
         rows = await self.run("get", id=id)

@@ -6,8 +6,28 @@
 -- as an interval: a time that is infinite makes an age that is, and no error.
 date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.send_at, CASE o.claim_seq WHEN 1 THEN o.next_attempt_at END))
 
+-- fragment: due
+-- Another program's column may hold '-infinity', which the driver gives without a zone: it compares with no other time.
+greatest(o.next_attempt_at, '0001-01-02Z'::timestamptz)
+
+-- fragment: put_back
+-- The last thing that a claim did to the row was to end it, so a person has queued it since, by whichever SQL. What
+-- was sent by a version that did not note its claim has a sent_at.
+(o.ended_claim IS NOT DISTINCT FROM o.claim_seq OR o.ended_claim IS NULL AND o.sent_at IS NOT NULL)
+
+-- fragment: had_all
+-- Everybody had accepted the mail.
+(o.delivered_by IS NOT NULL OR o.ended_claim IS NULL)
+
+-- fragment: keep_accepted
+(SELECT jsonb_object_agg(key, value)
+ FROM jsonb_each(CASE jsonb_typeof(o.recipients) WHEN 'object' THEN o.recipients END)
+ WHERE value ->> 'status' = 'accepted')
+
 -- name: claim
--- The specification's statement. MATERIALIZED keeps the planner from choosing more than LIMIT rows.
+-- The specification's statement. MATERIALIZED keeps the planner from choosing more than LIMIT rows. A mail that was
+-- put back goes to those who have not accepted it, however it ended and expired or not; if all had, to all of them
+-- again, under a Message-ID that their servers have not seen.
 WITH candidates AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
@@ -23,11 +43,15 @@ SET status = 'dispatching',
     last_attempt_at = now(),
     claim_seq = o.claim_seq + 1,
     locked_by = :owner,
-    lease_expires_at = now() + make_interval(secs => :lease_seconds)
+    lease_expires_at = now() + make_interval(secs => :lease_seconds),
+    recipients = CASE WHEN NOT {put_back} THEN o.recipients WHEN NOT {had_all} THEN {keep_accepted} END,
+    token = CASE WHEN {put_back} AND {had_all} THEN replace(gen_random_uuid()::text, '-', '') ELSE o.token END,
+    expires_at = CASE WHEN {put_back} AND o.expires_at <= now() THEN NULL ELSE o.expires_at END,
+    ended_claim = CASE WHEN {put_back} THEN o.claim_seq ELSE o.ended_claim END
 FROM candidates
 WHERE o.id = candidates.id
 RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
-    o.traceparent, o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
     o.unsubscribe_url, o.token, o.recipients
@@ -51,7 +75,7 @@ SET claim_seq = o.claim_seq + 1,
 FROM lost
 WHERE o.id = lost.id
 RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
-    o.traceparent, o.next_attempt_at AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
     o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
     o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
     o.unsubscribe_url, o.token, o.recipients
@@ -84,8 +108,9 @@ SET status = mine.status,
     provider = coalesce(mine.provider, o.provider),
     provider_message_id = coalesce(mine.provider_message_id, o.provider_message_id),
     sent_at = CASE WHEN mine.status = 'sent' THEN now() ELSE o.sent_at END,
-    delivered_by = CASE WHEN mine.status = 'sent' THEN :owner ELSE o.delivered_by END,
+    delivered_by = CASE WHEN mine.status = 'sent' THEN :owner END,
     delivered_millis = coalesce(mine.millis, o.delivered_millis),
+    ended_claim = CASE WHEN mine.status = 'queued' THEN o.ended_claim ELSE o.claim_seq END,
     locked_by = NULL,
     lease_expires_at = NULL
 FROM mine
@@ -159,11 +184,12 @@ WHERE o.id = lost.id
 RETURNING o.id
 
 -- name: sweep
--- Two kinds of rows end without an attempt: the expired, and those at a limit that was lowered since.
+-- Two kinds of rows end without an attempt: the expired, and those at a limit that was lowered since. What was put
+-- back does not expire a second time.
 WITH expired AS MATERIALIZED (
     SELECT id
-    FROM mail_outbox
-    WHERE status = 'queued' AND expires_at <= now()
+    FROM mail_outbox AS o
+    WHERE status = 'queued' AND expires_at <= now() AND NOT {put_back}
     ORDER BY expires_at
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -182,7 +208,8 @@ WITH expired AS MATERIALIZED (
 UPDATE mail_outbox AS o
 SET status = over.status,
     last_error = CASE WHEN over.status = 'expired' THEN 'expired before it could be sent'
-                      ELSE coalesce(o.last_error, 'no attempts left') END
+                      ELSE coalesce(o.last_error, 'no attempts left') END,
+    ended_claim = o.claim_seq
 FROM over
 WHERE o.id = over.id
 RETURNING o.status
@@ -193,6 +220,16 @@ FROM mail_outbox
 WHERE status = 'queued' AND next_attempt_at <= now() AND retry_count < :max_attempts
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT :limit
+
+-- name: due
+SELECT count(*) AS count
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= now() AND retry_count < :max_attempts
+
+-- name: by_ids
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at
+FROM mail_outbox
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 
 -- name: attachments
 SELECT attachments FROM mail_outbox WHERE id = :id
@@ -255,7 +292,7 @@ ORDER BY id DESC
 LIMIT :limit
 
 -- name: requeue
--- Whoever has the mail keeps that verdict: only the others get it. The old end is forgotten.
+-- As a person would write it; the claim does the rest.
 WITH chosen AS MATERIALIZED (
     SELECT o.id
     FROM mail_outbox AS o
@@ -266,10 +303,7 @@ WITH chosen AS MATERIALIZED (
 )
 UPDATE mail_outbox AS o
 SET status = 'queued', retry_count = 0, rescue_count = 0, defer_count = 0,
-    next_attempt_at = now(),
-    expires_at = CASE WHEN o.expires_at <= now() THEN NULL ELSE o.expires_at END,
-    recipients = (SELECT jsonb_object_agg(key, value)
-                  FROM jsonb_each(o.recipients) WHERE value ->> 'status' = 'accepted')
+    next_attempt_at = now(), ended_claim = o.claim_seq
 FROM chosen
 WHERE o.id = chosen.id
 RETURNING o.id
@@ -283,7 +317,7 @@ WITH chosen AS MATERIALIZED (
     FOR UPDATE OF o
 )
 UPDATE mail_outbox AS o
-SET status = 'cancelled'
+SET status = 'cancelled', ended_claim = o.claim_seq
 FROM chosen
 WHERE o.id = chosen.id
 RETURNING o.id
@@ -322,6 +356,11 @@ UNION ALL
 SELECT status, count(*) FROM mail_outbox WHERE status IN ('failed', 'cancelled', 'expired') GROUP BY status
 UNION ALL
 SELECT 'total', coalesce(sum(count), 0)::bigint FROM homing_tally WHERE lane = 'mail_outbox'
+UNION ALL
+-- Another program that made the table has states of its own. The index is only there, and it is not looked without it.
+SELECT 'total', CASE WHEN to_regclass('homing_mail_outbox_foreign') IS NULL THEN 0 ELSE -(
+    SELECT count(*) FROM mail_outbox
+    WHERE status NOT IN ('queued', 'dispatching', 'sent', 'failed', 'cancelled', 'expired')) END
 
 -- name: oldest_due
 -- An urgent mail is due before it was ordered, and comes first: it is not late for that, and what is late may be

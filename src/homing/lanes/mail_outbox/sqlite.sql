@@ -6,30 +6,49 @@
 -- That of the table: another program that made it may have its own, and compares times as text, too. Leases are ours.
 (SELECT format FROM homing_time_format WHERE lane = 'mail_outbox')
 
+-- fragment: now
+-- In a query of its own, so that SQLite makes it once and not for every row.
+(SELECT strftime(format, 'now') FROM homing_time_format WHERE lane = 'mail_outbox')
+
 -- fragment: age
 (julianday('now') - julianday(max(created_at, coalesce(send_at, ''), CASE claim_seq WHEN 1 THEN next_attempt_at ELSE '' END))) * 86400.0
+
+-- fragment: put_back
+(ended_claim IS claim_seq OR ended_claim IS NULL AND sent_at IS NOT NULL)
+
+-- fragment: had_all
+(delivered_by IS NOT NULL OR ended_claim IS NULL)
+
+-- fragment: keep_accepted
+(SELECT nullif(json_group_object(key, json(value)), '{}')
+ FROM json_each(CASE WHEN json_valid(mail_outbox.recipients) THEN mail_outbox.recipients END)
+ WHERE CASE type WHEN 'object' THEN json_extract(value, '$.status') END = 'accepted')
 
 -- name: claim
 WITH candidates AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'queued'
-      AND next_attempt_at <= strftime({form}, 'now')
+      AND next_attempt_at <= {now}
       AND retry_count < :max_attempts
     ORDER BY next_attempt_at ASC, id ASC
     LIMIT :limit
 )
 UPDATE mail_outbox
 SET status = 'dispatching',
-    last_attempt_at = strftime({form}, 'now'),
+    last_attempt_at = {now},
     claim_seq = claim_seq + 1,
     locked_by = :owner,
-    lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
+    lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds)),
+    recipients = CASE WHEN NOT {put_back} THEN recipients WHEN NOT {had_all} THEN {keep_accepted} END,
+    token = CASE WHEN {put_back} AND {had_all} THEN lower(hex(randomblob(16))) ELSE token END,
+    expires_at = CASE WHEN {put_back} AND expires_at <= {now} THEN NULL ELSE expires_at END,
+    ended_claim = CASE WHEN {put_back} THEN claim_seq ELSE ended_claim END
 FROM candidates
 WHERE mail_outbox.id = candidates.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
-    expires_at <= strftime({form}, 'now') AS expired,
+    expires_at <= {now} AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
     html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
     unsubscribe_url, token, recipients
@@ -54,7 +73,7 @@ FROM lost
 WHERE mail_outbox.id = lost.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
-    expires_at <= strftime({form}, 'now') AS expired,
+    expires_at <= {now} AS expired,
     from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
     html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
     unsubscribe_url, token, recipients
@@ -78,9 +97,10 @@ SET status = batch.status,
     recipients = coalesce(batch.recipients, mail_outbox.recipients),
     provider = coalesce(batch.provider, mail_outbox.provider),
     provider_message_id = coalesce(batch.provider_message_id, mail_outbox.provider_message_id),
-    sent_at = CASE WHEN batch.status = 'sent' THEN strftime({form}, 'now') ELSE sent_at END,
-    delivered_by = CASE WHEN batch.status = 'sent' THEN :owner ELSE delivered_by END,
+    sent_at = CASE WHEN batch.status = 'sent' THEN {now} ELSE sent_at END,
+    delivered_by = CASE WHEN batch.status = 'sent' THEN :owner END,
     delivered_millis = coalesce(batch.millis, delivered_millis),
+    ended_claim = CASE WHEN batch.status = 'queued' THEN ended_claim ELSE claim_seq END,
     locked_by = NULL,
     lease_expires_at = NULL
 FROM batch
@@ -132,7 +152,7 @@ UPDATE mail_outbox
 SET status = 'queued',
     claim_seq = claim_seq + 1,
     rescue_count = rescue_count + 1,
-    next_attempt_at = strftime({form}, 'now'),
+    next_attempt_at = {now},
     locked_by = NULL,
     lease_expires_at = NULL
 FROM lost
@@ -145,20 +165,21 @@ WITH over AS MATERIALIZED (
         SELECT id, 'expired' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND expires_at IS NOT NULL
-          AND expires_at <= strftime({form}, 'now')
+          AND expires_at <= {now} AND NOT {put_back}
         LIMIT :limit)
     UNION ALL
     SELECT * FROM (
         SELECT id, 'failed' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
-          AND (expires_at IS NULL OR expires_at > strftime({form}, 'now'))
+          AND (expires_at IS NULL OR expires_at > {now})
         LIMIT :limit)
 )
 UPDATE mail_outbox
 SET status = over.status,
     last_error = CASE WHEN over.status = 'expired' THEN 'expired before it could be sent'
-                      ELSE coalesce(last_error, 'no attempts left') END
+                      ELSE coalesce(last_error, 'no attempts left') END,
+    ended_claim = claim_seq
 FROM over
 WHERE mail_outbox.id = over.id
 RETURNING status
@@ -167,10 +188,20 @@ RETURNING status
 SELECT id, retry_count, next_attempt_at, last_attempt_at
 FROM mail_outbox
 WHERE status = 'queued'
-  AND next_attempt_at <= strftime({form}, 'now')
+  AND next_attempt_at <= {now}
   AND retry_count < :max_attempts
 ORDER BY next_attempt_at ASC, id ASC
 LIMIT :limit
+
+-- name: due
+SELECT count(*) AS count
+FROM mail_outbox
+WHERE status = 'queued' AND next_attempt_at <= {now} AND retry_count < :max_attempts
+
+-- name: by_ids
+SELECT id, status, retry_count, next_attempt_at, last_attempt_at
+FROM mail_outbox
+WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: attachments
 SELECT attachments FROM mail_outbox WHERE id = :id
@@ -189,10 +220,10 @@ SELECT
     json_extract(value, '$.expires_at'), json_extract(value, '$.metadata'), json_extract(value, '$.token'),
     json_extract(value, '$.traceparent'), json_extract(value, '$.send_at'),
     -- Another program's columns may have no default.
-    'queued', 0, strftime({form}, 'now'),
+    'queued', 0, {now},
     CASE WHEN json_extract(value, '$.urgent')
          THEN strftime({form}, 'now', '-1 day')
-         ELSE coalesce(json_extract(value, '$.send_at'), strftime({form}, 'now')) END
+         ELSE coalesce(json_extract(value, '$.send_at'), {now}) END
 FROM json_each(:batch)
 WHERE true
 ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
@@ -204,7 +235,7 @@ FROM mail_outbox
 WHERE idempotency_key IN (SELECT value FROM json_each(:keys))
 
 -- name: get
-SELECT *, expires_at <= strftime({form}, 'now') AS expired FROM mail_outbox WHERE id = :id
+SELECT *, expires_at <= {now} AS expired FROM mail_outbox WHERE id = :id
 
 -- name: page
 SELECT id, status, retry_count, next_attempt_at, last_attempt_at, last_error, to_address, subject, template,
@@ -234,23 +265,20 @@ LIMIT :limit
 -- name: requeue
 UPDATE mail_outbox
 SET status = 'queued', retry_count = 0, rescue_count = 0, defer_count = 0,
-    next_attempt_at = strftime({form}, 'now'),
-    expires_at = CASE WHEN expires_at <= strftime({form}, 'now') THEN NULL ELSE expires_at END,
-    recipients = (SELECT nullif(json_group_object(key, json(value)), '{}')
-                  FROM json_each(mail_outbox.recipients) WHERE json_extract(value, '$.status') = 'accepted')
+    next_attempt_at = {now}, ended_claim = claim_seq
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('failed', 'cancelled', 'expired')
 RETURNING id
 
 -- name: cancel
 UPDATE mail_outbox
-SET status = 'cancelled'
+SET status = 'cancelled', ended_claim = claim_seq
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
 RETURNING id
 
 -- name: send_now
 UPDATE mail_outbox
-SET next_attempt_at = min(next_attempt_at, strftime({form}, 'now')),
-    send_at = min(send_at, strftime({form}, 'now'))
+SET next_attempt_at = min(next_attempt_at, {now}),
+    send_at = min(send_at, {now})
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'queued'
 RETURNING id
 
@@ -273,7 +301,7 @@ SELECT max((julianday('now') - julianday(max(next_attempt_at, created_at))) * 86
 FROM (
     SELECT next_attempt_at, created_at
     FROM mail_outbox
-    WHERE status = 'queued' AND next_attempt_at <= strftime({form}, 'now')
+    WHERE status = 'queued' AND next_attempt_at <= {now}
     ORDER BY next_attempt_at ASC, id ASC
     LIMIT 100)
 

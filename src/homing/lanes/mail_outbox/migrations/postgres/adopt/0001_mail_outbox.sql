@@ -42,3 +42,6 @@ CREATE INDEX mail_outbox_retried ON mail_outbox (retry_count) WHERE status = 'qu
 CREATE INDEX mail_outbox_expiring ON mail_outbox (expires_at) WHERE status = 'queued' AND expires_at IS NOT NULL;
 CREATE INDEX mail_outbox_ended ON mail_outbox (status, id) WHERE status IN ('failed', 'cancelled', 'expired');
 CREATE UNIQUE INDEX mail_outbox_idempotency ON mail_outbox (idempotency_key) WHERE idempotency_key IS NOT NULL;
+-- States of the other program's own, so that they are not counted as ours.
+CREATE INDEX homing_mail_outbox_foreign ON mail_outbox (id)
+    WHERE status NOT IN ('queued', 'dispatching', 'sent', 'failed', 'cancelled', 'expired');

@@ -76,7 +76,7 @@ UPDATE mail_outbox
 SET token = v.token, created_at = v.created_at, next_attempt_at = v.next_attempt_at, expires_at = v.expires_at
 FROM (SELECT * FROM homing_mail_outbox_foreign) AS v
 WHERE v.id = mail_outbox.id;
-CREATE TRIGGER mail_outbox_times_on_insert AFTER INSERT ON mail_outbox
+CREATE TRIGGER homing_mail_outbox_on_insert AFTER INSERT ON mail_outbox
 BEGIN
     UPDATE mail_outbox
     SET token = v.token, created_at = v.created_at, next_attempt_at = v.next_attempt_at, expires_at = v.expires_at
@@ -85,7 +85,7 @@ BEGIN
       AND (NEW.token = '' OR NEW.created_at = '1970-01-01T00:00:00.000Z'
            OR v.next_attempt_at IS NOT NEW.next_attempt_at OR v.expires_at IS NOT NEW.expires_at);
 END;
-CREATE TRIGGER mail_outbox_times_on_update AFTER UPDATE OF next_attempt_at, expires_at ON mail_outbox
+CREATE TRIGGER homing_mail_outbox_on_update AFTER UPDATE OF next_attempt_at, expires_at ON mail_outbox
 WHEN NEW.next_attempt_at IS NOT OLD.next_attempt_at OR NEW.expires_at IS NOT OLD.expires_at
 BEGIN
     UPDATE mail_outbox
