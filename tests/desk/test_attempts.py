@@ -200,8 +200,9 @@ async def test_what_a_lost_worker_did_is_not_made_up(lanes: Bench, lane: str) ->
     await one.settle(BUSY)
     await lanes.run("UPDATE homing_attempt SET ended_at = '2026-02-01T00:00:00Z'")
     await one.claim()
-    columns = {"mail_outbox": "lease_expires_at", "email_log": "locked_until"}
-    await lanes.run(f"UPDATE {lane} SET {columns[lane]} = '2020-01-01T00:00:00Z' WHERE id = {one.number}")
+    columns = {"mail_outbox": ("lease_expires_at",), "email_log": ("locked_until", "leased_until")}
+    over = ", ".join(f"{column} = '2020-01-01T00:00:00.000Z'" for column in columns[lane])
+    await lanes.run(f"UPDATE {lane} SET {over} WHERE id = {one.number}")
     assert await one.store.rescue(10) == 1
     assert [step.title for step in await one.attempts()] == ["Attempt 1"]
     lost = [step for step in await one.timeline() if step.kind == "lost"]

@@ -416,6 +416,9 @@ async def test_every_operation_answers_as_the_document_says(contract: Contract) 
         answer = await contract.answer(call, contract.key)
         assert answer.status_code == call.status, (call, answer.text)
         seen[call.operation].add(answer.status_code)
+    contract.door.homing.mails_part.line.deliverer.paused = True
+    held = await contract.answer(Call("POST /internal/dispatch", 200, json={"batchSize": 1}), contract.key)
+    assert held.json()["held"]["due"] > 0
     unseen = {one.name: one.own - seen[one.name] - {500, 503} for one in contract.operations}
     assert not {name: statuses for name, statuses in unseen.items() if statuses}, "give them a call"
     places = contract.document.places
