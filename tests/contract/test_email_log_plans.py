@@ -63,7 +63,7 @@ async def test_postgres_reads_only_what_is_due(postgres_url: str) -> None:
             assert "Seq Scan" not in await plan_of(lane, lane.due, name, limit=100), name
         assert "email_log_unannounced" in await plan_of(lane, lane.due, "claim_deaths", limit=100)
         assert "email_log_retried" in await plan_of(lane, lane.due, "sweep", limit=100)
-        assert "email_log_published" in await plan_of(lane, lane.due, "lost", limit=100)
+        assert "email_log_queued" in await plan_of(lane, lane.due, "lost", limit=100)
         assert "email_log_locked" in await plan_of(lane, lane.emails, "disown", limit=100)
         keys = json.dumps([f"k{i}" for i in range(100)])
         plan = await plan_of(lane, lane.emails, "by_message_key", keys=keys)
@@ -130,7 +130,7 @@ async def test_sqlite_reads_only_what_is_due(sqlite_url: str) -> None:
         for name, index in (
             ("sweep", "email_log_retried"),
             ("claim_deaths", "email_log_unannounced"),
-            ("lost", "email_log_published"),
+            ("lost", "email_log_queued"),
         ):
             assert index in await plan_of(lane, lane.due, name, limit=100), name
         batch = json.dumps([{"id": 1, "fence": 1, "key": "k"}])

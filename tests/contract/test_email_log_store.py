@@ -238,12 +238,22 @@ async def test_deaths_wait_for_a_process_whose_broker_is_away(away: EmailBench, 
     assert (await away.row(id))["announced_at"] is None, "nor can it tell anybody now"
 
 
+@pytest.mark.clause("RTY-16", "RTY-22")
+async def test_what_a_version_before_has_published_is_lost_after_its_time(away: EmailBench) -> None:
+    """It notes no time of its own."""
+    ids = await published(away, 2)
+    for id, age in zip(ids, (90_000, 3_600), strict=True):
+        await away.set(id, published_at=None)
+        await away.shift(id, age, "last_queued_at")
+    assert await found_lost(away) == ids[:1]
+
+
 @pytest.mark.clause("RTY-22")
 async def test_what_another_program_has_published_or_taken_is_never_lost(away: EmailBench) -> None:
     retried, taken, waiting = await published(away, 3)
     queued = await away.insert(1, status="RetryQueued") + await away.insert(1)
     for id in (retried, taken, *queued):
-        await away.shift(id, 90_000, "last_queued_at")
+        await away.shift(id, 3_600, "last_queued_at")
     await away.set(waiting, status="RetryQueued")
     await seen(away, is_gone=True)
     assert await found_lost(away) == []

@@ -237,7 +237,8 @@ async def test_a_table_of_another_owner_is_refused_before_anything_is_changed(po
 @pytest.mark.clause("OUT-14")
 async def test_times_that_are_numbers_are_refused(sqlite_url: str) -> None:
     async with made(
-        sqlite_url, {"sqlite": BARE["sqlite"].replace("campaign INTEGER", "next_attempt_at DATETIME")}
+        sqlite_url,
+        {"sqlite": BARE["sqlite"].replace("campaign INTEGER", "next_attempt_at DATETIME NOT NULL")},
     ) as other:
         await other.sql(
             "INSERT INTO mail_outbox (to_address, subject, next_attempt_at) VALUES ('a@b.c', '', 1763500000)"
@@ -286,3 +287,13 @@ async def test_a_time_without_end_holds_nothing_up(postgres_url: str, kind: str)
         states = {row["id"]: row["status"] for row in await other.sql("SELECT id, status FROM mail_outbox")}
         assert states == {ids[0]: "sent", ids[1]: "queued", ids[2]: "sent"}
         assert len(await lane.outbox.page(limit=10)) == 3
+
+
+@pytest.mark.clause("OUT-14")
+async def test_a_due_time_that_may_be_empty_is_refused(sqlite_url: str) -> None:
+    nullable = BARE["sqlite"].replace("campaign INTEGER", "next_attempt_at DATETIME")
+    async with made(sqlite_url, {"sqlite": nullable}):
+        settings = load_settings({"database_url": sqlite_url, "mail_url": "memory://"}, environ={})
+        async with opened(settings) as homing:
+            with pytest.raises(SchemaError, match="next_attempt_at may be NULL; declare it NOT NULL"):
+                await homing.migrate()

@@ -236,3 +236,16 @@ async def test_what_ended_before_the_upgrade_is_attempted_too(database_url: str)
         assert await ends(lane, (1, 2)) == ["sent", "sent"]
         assert reached(lane) == [["ann@example.org"]] * 4
         assert len({message.message_id for message in lane.sender.messages}) == 2
+
+
+@pytest.mark.clause("OUT-15", "OUT-12")
+async def test_what_was_put_back_without_an_attempt_and_is_over_ends(database_url: str) -> None:
+    async with bench(database_url) as lane:
+        id = await refused(lane, "ann@example.org")
+        await lane.sql(
+            "UPDATE mail_outbox SET status = 'queued', retry_count = 5, expires_at = created_at"
+            " WHERE id = :id RETURNING id",
+            id=id,
+        )
+        await lane.outbox.sweep(10)
+        assert await ends(lane, [id]) == ["failed"]

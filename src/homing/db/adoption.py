@@ -31,6 +31,8 @@ class ColumnSpec(Struct, frozen=True):
     presence: Presence = "required"
     #: The lane writes NULL into it.
     is_cleared: bool = False
+    #: The lane cannot do with NULL in it.
+    is_filled: bool = False
     #: A CHECK has to allow all of these.
     words: tuple[str, ...] = ()
     #: How many characters the lane writes into it at most; 0 where nothing is known of that.
@@ -43,8 +45,8 @@ def required(kind: Kind, *, words: tuple[str, ...] = (), length: int = 0, sample
     return ColumnSpec(kind, words=words, length=length, sample=sample)
 
 
-def added(kind: Kind, *, is_cleared: bool = False, length: int = 0) -> ColumnSpec:
-    return ColumnSpec(kind, "added", is_cleared=is_cleared, length=length)
+def added(kind: Kind, *, is_cleared: bool = False, is_filled: bool = False, length: int = 0) -> ColumnSpec:
+    return ColumnSpec(kind, "added", is_cleared=is_cleared, is_filled=is_filled, length=length)
 
 
 def optional(kind: Kind, *, is_cleared: bool = False, words: tuple[str, ...] = ()) -> ColumnSpec:
@@ -159,6 +161,8 @@ def _of_column(spec: TableSpec, wanted: ColumnSpec, column: FoundColumn) -> Iter
         yield f"{name} is {column.declared}; it has to hold {_HOLDS[wanted.kind]}"
     elif column.length is not None and column.length < wanted.length:
         yield f"{name} is {column.declared}; it has to hold {wanted.length} characters"
+    if wanted.is_filled and not column.is_required:
+        yield f"{name} may be NULL; declare it NOT NULL, for a row without it would never be due"
     if wanted.is_cleared and column.is_required:
         yield f"{name} is NOT NULL; a row that nobody holds has nothing there"
 
@@ -358,7 +362,7 @@ class _Postgres(_Catalog):
         unique = await self.ask(_POSTGRES_UNIQUE, name=name)
         return FoundTable(
             name,
-            kind[0]["kind"] in {"r", "p"},
+            kind[0]["kind"] == "r",
             {row["name"]: _postgres_column(row) for row in columns},
             tuple(frozenset(row["columns"]) for row in unique),
             None if kind[0]["owned"] else kind[0]["owner"],

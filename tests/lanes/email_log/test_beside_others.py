@@ -29,7 +29,7 @@ from tests.foreign_emails import (
     publishing,
 )
 
-from homing.engine.model import Claim
+from homing.engine.model import Claim, Complete
 from homing.lanes.email_log.email import Held
 from homing.lanes.email_log.queues import Hint
 from homing.senders.mail import Verdict
@@ -162,8 +162,6 @@ async def test_what_another_sender_wrote_while_ours_was_sending_stays(
     lane: EmailBench, sql: Console, statement: str
 ) -> None:
     """Ours was stopped for longer than its lease, and the message came to the other one."""
-    from homing.engine.model import Complete
-
     (id,) = await insert(sql, 1)
     key = (await lane.row(id))["message_key"]
     (claim,) = await lane.emails.claim_these([Hint(id, key)])
@@ -407,6 +405,35 @@ async def test_a_refused_email_that_is_put_back_by_sql_is_sent_to_whom_it_did_no
         ("bo@example.org",),
     ]
     assert len({message.message_id for message in lane.sender.messages}) == 1
+
+
+@pytest.mark.clause("OUT-15", "RTY-15")
+@pytest.mark.parametrize("how", PUT_BACK)
+async def test_a_failed_email_that_is_put_back_by_sql_is_sent(
+    lane: EmailBench, sql: Console, how: str
+) -> None:
+    lane.sender.answer("ann@example.org", LATER)
+    ordered = await lane.order(to=["ann@example.org"])
+    await send_all(lane)
+    assert (await lane.row(ordered.id))["status"] == "Failed"
+    lane.sender.answer("ann@example.org", Verdict("accepted"))
+    await sql(PUT_BACK[how], ordered.id)
+    await lane.age(ordered.id)
+    await send_all(lane)
+    assert (await lane.row(ordered.id))["status"] == "Sent"
+
+
+@pytest.mark.clause("RTY-21")
+async def test_a_lock_that_is_cleared_while_we_send_costs_no_second_mail(
+    lane: EmailBench, sql: Console
+) -> None:
+    (id,) = await insert(sql, 1)
+    (claim,) = await lane.emails.claim_these([Hint(id, (await lane.row(id))["message_key"])])
+    assert isinstance(claim, Claim)
+    await sql("UPDATE email_log SET locked_until = NULL WHERE id = ?", id)
+    await lane.homing.email_send.maintenance.once()
+    assert await lane.emails.settle([(claim, Complete())]) == {id}
+    assert (await lane.row(id))["status"] == "Sent"
 
 
 @pytest.mark.clause("OUT-15", "RTY-15")

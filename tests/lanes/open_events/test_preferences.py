@@ -126,7 +126,16 @@ def test_a_window_with_one_edge_goes_on_to_the_other_end_of_the_day(
 
 @pytest.mark.clause("NTF-28")
 @pytest.mark.parametrize(
-    "window", [{}, None, {"startMinutes": None, "endMinutes": None}, {"timeZone": NEW_YORK}]
+    "window",
+    [
+        {},
+        None,
+        {"startMinutes": None, "endMinutes": None},
+        {"timeZone": NEW_YORK},
+        {"note": "any"},
+        {"startMinutes": 0, "endMinutes": 0},
+        {"startMinutes": 600, "endMinutes": 600.0},
+    ],
 )
 def test_an_empty_window_is_no_window(window: dict[str, Any] | None) -> None:
     assert preferences(deliveryWindow=window) == DEFAULTS
@@ -138,7 +147,8 @@ def test_an_empty_window_is_no_window(window: dict[str, Any] | None) -> None:
     [
         {"snoozeUntil": "tomorrow"}, {"snoozeUntil": 1e30}, {"snoozeUntil": ["2030-01-01"]},
         {"snoozeUntil": True}, {"snoozeUntil": "9" * 5000}, {"deliveryWindow": "08:00-22:00"},
-        {"deliveryWindow": {"startMinutes": "soon"}}, {"deliveryWindow": {"start": "08:00", "end": "22:00"}},
+        {"deliveryWindow": {"startMinutes": "soon"}},
+        {"deliveryWindow": {"startMinutes": "soon", "endMinutes": "soon"}},
         {"deliveryWindow": {"startMinutes": -1, "endMinutes": 5}},
         {"deliveryWindow": {"startMinutes": 0, "endMinutes": 1441}},
     ],

@@ -17,8 +17,9 @@ id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_q
     to_address, subject, template, provider, created_at, sent_at
 
 -- fragment: ours
--- Another program knows nothing of us. But it writes locked_until when it takes a row, or lets go of it.
-(locked_by IS NOT NULL AND locked_until = coalesce(leased_until, locked_until))
+-- Another program knows nothing of us. But it writes locked_until when it takes a row. One that is cleared while we send
+-- is nobody else's, and what we send will be settled.
+(locked_by IS NOT NULL AND coalesce(locked_until = leased_until, true))
 
 -- fragment: put_back
 -- It had ended, and a person wants it sent again, by whichever SQL.
@@ -67,6 +68,7 @@ SET status = 'Pending',
     token = CASE WHEN e.sent_at IS NULL THEN e.token ELSE replace(gen_random_uuid()::text, '-', '') END,
     sent_at = NULL,
     ended_claim = NULL,
+    failed_claim = NULL,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
     locked_until = now() + make_interval(secs => :lease_seconds),
@@ -134,6 +136,7 @@ WITH batch AS MATERIALIZED (
         dead_reason = mine.dead_reason,
         recipients = coalesce(mine.recipients, e.recipients),
         ended_claim = CASE WHEN mine.status <> 'Failed' THEN e.claim_seq END,
+        failed_claim = CASE WHEN mine.status = 'Failed' AND mine.charged > 0 THEN e.claim_seq END,
         announced_at = NULL,
         provider = coalesce(mine.provider, e.provider),
         provider_message_id = coalesce(mine.provider_message_id, e.provider_message_id),
@@ -213,7 +216,8 @@ RETURNING e.id
 WITH taken AS MATERIALIZED (
     SELECT id
     FROM email_log
-    WHERE locked_by IS NOT NULL AND (status NOT IN ('Pending', 'RetryQueued') OR {ours} IS NOT TRUE)
+    WHERE locked_by IS NOT NULL AND (status NOT IN ('Pending', 'RetryQueued') OR {ours} IS NOT TRUE
+                                    OR locked_until IS NULL AND leased_until < now())
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -389,7 +393,8 @@ FROM (
     UNION ALL
     (SELECT coalesce(next_attempt_at, created_at)
      FROM email_log
-     WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+     WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                   OR failed_claim IS NOT NULL AND attempt_count = 0)
        AND coalesce(next_attempt_at, created_at) <= now() AND (locked_until IS NULL OR locked_until < now())
      ORDER BY coalesce(next_attempt_at, created_at)
      LIMIT 1)

@@ -24,7 +24,7 @@ batch AS MATERIALIZED (
 )
 
 -- fragment: ours
-(locked_by IS NOT NULL AND locked_until = coalesce(leased_until, locked_until))
+(locked_by IS NOT NULL AND coalesce(locked_until = leased_until, 1))
 
 -- fragment: put_back
 (ended_claim IS NOT NULL OR sent_at IS NOT NULL)
@@ -50,6 +50,7 @@ SET status = 'Pending',
     token = CASE WHEN sent_at IS NULL THEN token ELSE lower(hex(randomblob(16))) END,
     sent_at = NULL,
     ended_claim = NULL,
+    failed_claim = NULL,
     claim_seq = claim_seq + 1,
     locked_by = :owner,
     locked_until = {lease},
@@ -110,6 +111,7 @@ SET status = batch.status,
     dead_reason = batch.dead_reason,
     recipients = coalesce(batch.recipients, email_log.recipients),
     ended_claim = CASE WHEN batch.status <> 'Failed' THEN claim_seq END,
+    failed_claim = CASE WHEN batch.status = 'Failed' AND batch.charged > 0 THEN claim_seq END,
     announced_at = NULL,
     provider = coalesce(batch.provider, email_log.provider),
     provider_message_id = coalesce(batch.provider_message_id, email_log.provider_message_id),
@@ -174,7 +176,8 @@ RETURNING id
 WITH taken AS MATERIALIZED (
     SELECT id
     FROM email_log INDEXED BY email_log_locked
-    WHERE locked_by IS NOT NULL AND (status NOT IN ('Pending', 'RetryQueued') OR {ours} IS NOT TRUE)
+    WHERE locked_by IS NOT NULL AND (status NOT IN ('Pending', 'RetryQueued') OR {ours} IS NOT TRUE
+                                    OR locked_until IS NULL AND leased_until < {now})
     LIMIT :limit
 )
 UPDATE email_log
@@ -301,7 +304,8 @@ FROM (
     SELECT (
         SELECT coalesce(next_attempt_at, created_at)
         FROM email_log INDEXED BY email_log_unpublished
-        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                      OR failed_claim IS NOT NULL AND attempt_count = 0)
           AND coalesce(next_attempt_at, created_at) <= {now} AND (locked_until IS NULL OR locked_until < {now})
         ORDER BY coalesce(next_attempt_at, created_at)
         LIMIT 1)

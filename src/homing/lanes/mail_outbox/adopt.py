@@ -8,6 +8,7 @@ from homing.db.adoption import TableSpec, UniqueSpec, added, required
 from homing.lanes.mail_outbox.outbox import STATES
 
 _TEXT, _JSON, _INTEGER = added("text"), added("json"), added("integer")
+_COUNT = added("integer", is_filled=True)
 _CLEARED_TIME = added("time", is_cleared=True)
 
 TABLES: Final = (
@@ -18,8 +19,8 @@ TABLES: Final = (
             "status": required("text", words=STATES, length=max(map(len, STATES))),
             "to_address": required("text", sample="ann@example.org"),
             "subject": required("text"),
-            "retry_count": _INTEGER,
-            "next_attempt_at": added("time"),
+            "retry_count": _COUNT,
+            "next_attempt_at": added("time", is_filled=True),
             "last_attempt_at": added("time"),
             "last_error": added("text", is_cleared=True, length=500),
             "from_address": _TEXT,
@@ -44,11 +45,11 @@ TABLES: Final = (
             "provider_message_id": _TEXT,
             "created_at": added("time"),
             "sent_at": added("time"),
-            "claim_seq": _INTEGER,
+            "claim_seq": _COUNT,
             "locked_by": added("text", is_cleared=True),
             "lease_expires_at": _CLEARED_TIME,
-            "rescue_count": _INTEGER,
-            "defer_count": _INTEGER,
+            "rescue_count": _COUNT,
+            "defer_count": _COUNT,
             "traceparent": _TEXT,
             "send_at": added("time"),
             "delivered_by": _TEXT,
@@ -67,6 +68,7 @@ TABLES: Final = (
             "mail_outbox_expiring",
             "mail_outbox_ended",
             "mail_outbox_idempotency",
+            "mail_outbox_due_since",
             "homing_mail_outbox_foreign",
         ),
         text_times=("next_attempt_at",),

@@ -195,9 +195,9 @@ WITH expired AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), exhausted AS MATERIALIZED (
     SELECT id
-    FROM mail_outbox
+    FROM mail_outbox AS o
     WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
-      AND (expires_at IS NULL OR expires_at > now())
+      AND (expires_at IS NULL OR expires_at > now() OR {put_back})
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 ), over AS (

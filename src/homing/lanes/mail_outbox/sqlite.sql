@@ -172,7 +172,7 @@ WITH over AS MATERIALIZED (
         SELECT id, 'failed' AS status
         FROM mail_outbox
         WHERE status = 'queued' AND retry_count > 0 AND retry_count >= :max_attempts
-          AND (expires_at IS NULL OR expires_at > {now})
+          AND (expires_at IS NULL OR expires_at > {now} OR {put_back})
         LIMIT :limit)
 )
 UPDATE mail_outbox

@@ -88,7 +88,7 @@ def read_preferences(metadata: str | None) -> Preferences:
     given = preferences_in(read_metadata(metadata))
     if not given:
         return DEFAULTS
-    snooze, window = given.get("snoozeUntil"), _named(given.get("deliveryWindow"))
+    snooze, window = given.get("snoozeUntil"), _unless_empty(_named(given.get("deliveryWindow")))
     moment, hours = read_instant(snooze), _window(window)
     return Preferences(
         _wants_open(given.get("notifyOn")),
@@ -170,12 +170,21 @@ def _named(window: Any) -> Any:
     return window
 
 
+def _unless_empty(window: Any) -> Any:
+    """One without an edge, whatever else it says, or that ends where it starts, is no window."""
+    if not isinstance(window, dict):
+        return window
+    edges = window.get("startMinutes"), window.get("endMinutes")
+    is_empty = edges == (None, None) or (
+        _whole(edges[0]) is not None and _whole(edges[0]) == _whole(edges[1])
+    )
+    return None if is_empty else window
+
+
 def _window(given: Any) -> DeliveryWindow | None:
     if not isinstance(given, dict):
         return None
     edges = given.get("startMinutes"), given.get("endMinutes")
-    if edges == (None, None):
-        return None
     # By the schema one may be missing: then the window goes on to that end of the day.
     start, end = (
         _whole(default if edge is None else edge)

@@ -28,7 +28,8 @@ failed AS MATERIALIZED (
 ), unpublished AS MATERIALIZED (
     SELECT id, coalesce(next_attempt_at, created_at) AS due_at
     FROM email_log
-    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                  OR failed_claim IS NOT NULL AND attempt_count = 0)
       AND coalesce(next_attempt_at, created_at) <= now() AND attempt_count < :max_attempts
       AND (locked_until IS NULL OR locked_until < now())
       -- One that Homing had in hand is ours to publish. Of others only the new ones, where that is said: one with
@@ -53,6 +54,7 @@ SET status = 'RetryQueued',
     next_attempt_at = coalesce(e.next_attempt_at, now()),
     announced_at = NULL,
     published_at = NULL,
+    failed_claim = NULL,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
     locked_until = now() + make_interval(secs => :lease_seconds),
@@ -218,17 +220,19 @@ SET gone_at = coalesce(excluded.gone_at, q.gone_at),
 RETURNING name
 
 -- name: lost
--- Our messages that are in no queue any more: it was missing since, or twice empty, or too long a time has passed. What
--- another program has published, or holds, is its own business.
+-- Our messages that are in no queue any more: it was missing since, or twice empty. After too long a time whatever was
+-- in our hands before counts as lost, whoever published it: a version before notes nothing else. What another program
+-- holds is its own business.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log
-    WHERE status = 'Pending' AND published_at IS NOT NULL
-      AND published_at < greatest(
+    WHERE status = 'Pending' AND last_queued_at IS NOT NULL AND claim_seq > 0
+      AND last_queued_at < greatest(
           now() - make_interval(secs => :lost_after_seconds),
           (SELECT greatest(gone_at, empty_before_at) FROM homing_email_queue WHERE name = :queue))
-      AND last_queued_at = published_at AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < now())
-    ORDER BY published_at
+      AND (last_queued_at = published_at OR last_queued_at < now() - make_interval(secs => :lost_after_seconds))
+      AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < now())
+    ORDER BY last_queued_at
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 )
@@ -251,7 +255,8 @@ SELECT 'due' AS status,
 -- Pending for longer than an hour, and nobody has noted that it was published; for the doctor.
 SELECT count(*) AS count
 FROM (SELECT 1 FROM email_log
-      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                    OR failed_claim IS NOT NULL AND attempt_count = 0)
         AND coalesce(next_attempt_at, created_at) <= now() - interval '1 hour'
         AND created_at <= now() - interval '1 hour'
         AND last_queued_at IS NULL AND (locked_until IS NULL OR locked_until < now())

@@ -36,7 +36,8 @@ chosen AS MATERIALIZED (
     SELECT * FROM (
         SELECT id, coalesce(next_attempt_at, created_at) AS due_at
         FROM email_log INDEXED BY email_log_unpublished
-        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                      OR failed_claim IS NOT NULL AND attempt_count = 0)
           AND coalesce(next_attempt_at, created_at) <= {now} AND attempt_count < :max_attempts
           AND (locked_until IS NULL OR locked_until < {now})
           AND (last_queued_at IS NULL AND (claim_seq > 0 OR :publish_new AND attempt_count = 0)
@@ -52,7 +53,7 @@ chosen AS MATERIALIZED (
 WITH {due}
 UPDATE email_log
 SET status = 'RetryQueued', next_attempt_at = coalesce(next_attempt_at, {now}), announced_at = NULL,
-    published_at = NULL, claim_seq = claim_seq + 1, locked_by = :owner, locked_until = {lease}, leased_until = {lease}
+    published_at = NULL, failed_claim = NULL, claim_seq = claim_seq + 1, locked_by = :owner, locked_until = {lease}, leased_until = {lease}
 FROM chosen
 WHERE email_log.id = chosen.id
 RETURNING {claimed}
@@ -187,14 +188,16 @@ RETURNING name
 -- name: lost
 WITH lost AS MATERIALIZED (
     SELECT id
-    FROM email_log INDEXED BY email_log_published
-    WHERE status = 'Pending' AND published_at IS NOT NULL
-      AND published_at < max(
+    FROM email_log INDEXED BY email_log_queued
+    WHERE status = 'Pending' AND last_queued_at IS NOT NULL AND claim_seq > 0
+      AND last_queued_at < max(
           strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:lost_after_seconds)),
           coalesce((SELECT max(coalesce(gone_at, ''), coalesce(empty_before_at, ''))
                     FROM homing_email_queue WHERE name = :queue), ''))
-      AND last_queued_at = published_at AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
-    ORDER BY published_at
+      AND (last_queued_at = published_at
+           OR last_queued_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:lost_after_seconds)))
+      AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
+    ORDER BY last_queued_at
     LIMIT :limit
 )
 UPDATE email_log
@@ -215,7 +218,8 @@ SELECT 'due' AS status,
 -- name: unpublished
 SELECT count(*) AS count
 FROM (SELECT 1 FROM email_log INDEXED BY email_log_unpublished
-      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL)
+      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                    OR failed_claim IS NOT NULL AND attempt_count = 0)
         AND coalesce(next_attempt_at, created_at) <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 hour')
         AND created_at <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 hour')
         AND last_queued_at IS NULL AND (locked_until IS NULL OR locked_until < {now})

@@ -3,7 +3,7 @@
 ALTER TABLE dispatch_attempt ADD COLUMN claim_seq bigint;
 
 -- A strategy that is unknown here ends the job with that reason; to refuse the row would say it to nobody but its producer.
-ALTER TABLE dispatch_job DROP CONSTRAINT dispatch_job_retry_strategy_check;
+ALTER TABLE dispatch_job DROP CONSTRAINT IF EXISTS dispatch_job_retry_strategy_check;
 
 -- Claims read what is due from one index, so whoever reschedules a job by SQL alone, or puts one back, moves its due time
 -- here. Who sets that time as well means both. After the update, and not before it: claims and settlements then pay a look

@@ -2,6 +2,7 @@
 ALTER TABLE email_log ADD COLUMN IF NOT EXISTS leased_until TIMESTAMP;
 ALTER TABLE email_log ADD COLUMN IF NOT EXISTS published_at TIMESTAMP;
 ALTER TABLE email_log ADD COLUMN IF NOT EXISTS ended_claim INTEGER;
+ALTER TABLE email_log ADD COLUMN IF NOT EXISTS failed_claim INTEGER;
 
 -- SQLite drops no NOT NULL by a statement; its documentation gives this way, which touches no row
 -- (sqlite.org/lang_altertable.html, "Making Other Kinds Of Table Schema Changes"). The CREATE INDEX below tells
@@ -13,8 +14,10 @@ WHERE type = 'table' AND name = 'email_log';
 PRAGMA writable_schema = RESET;
 
 CREATE INDEX email_log_unpublished ON email_log (coalesce(next_attempt_at, created_at))
-    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL);
-CREATE INDEX email_log_published ON email_log (published_at) WHERE status = 'Pending' AND published_at IS NOT NULL;
+    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
+                                  OR failed_claim IS NOT NULL AND attempt_count = 0);
+CREATE INDEX email_log_queued ON email_log (last_queued_at)
+    WHERE status = 'Pending' AND last_queued_at IS NOT NULL AND claim_seq > 0;
 
 CREATE TABLE homing_email_queue (
     name            TEXT PRIMARY KEY,
