@@ -102,7 +102,10 @@ async def test_two_workers_that_claim_at_the_same_moment_do_not_wait_for_ever(
     """Both claims are committed before either is read: the lower id looks again first, and goes."""
     ids = await twins(bench, 2)
     store = bench.notifications
-    first, second = await store.run("claim", limit=1), await store.run("claim", limit=1)
+    first = await store.run("claim", limit=1)
+    # What one worker locks in one millisecond is one claim.
+    await asyncio.sleep(0.002)
+    second = await store.run("claim", limit=1)
     claims = [*await store._claims_of(first), *await store._claims_of(second)]
     outcomes = [await bench.lane.attempt(claim) for claim in claims]
     waits = [getattr(outcome, "after", None) for outcome in outcomes]
