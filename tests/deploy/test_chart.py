@@ -113,8 +113,14 @@ CASES: dict[str, dict[str, Any]] = {
         "podAnnotations": {"x": "y"},
         "podLabels": {"team": "mail"},
         "priorityClassName": "high",
+        "toolbox": {"enabled": True},
+        "networkPolicy": {
+            "serveFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+            "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
+        },
     },
-    "nothing": {"workers": [], "migrate": {"enabled": False}, "toolbox": {"enabled": False},
+    "nothing": {"workers": [], "migrate": {"enabled": False}, "networkPolicy": {"enabled": False},
                 "serviceAccount": {"create": False}, "serve": {"podDisruptionBudget": {"enabled": False}}},
 }  # fmt: skip
 
@@ -216,11 +222,51 @@ def test_selectors_choose_pods(case: str) -> None:
         assert len(matching) == 1 or (several and matching), (one["kind"], one["metadata"]["name"])
 
 
+def policies(case: str) -> dict[str, dict[str, Any]]:
+    found = [one for one in rendered(case) if one["kind"] == "NetworkPolicy"]
+    return {one["metadata"]["name"]: one["spec"] for one in found}
+
+
+def chosen(policy: dict[str, Any], case: str) -> set[str]:
+    wanted = policy["podSelector"]["matchLabels"].items()
+    return {name for name, pod in pods(case).items() if wanted <= pod["metadata"]["labels"].items()}
+
+
+@pytest.mark.parametrize("case", ["plain", "everything"])
+def test_each_pod_is_reached_by_whom_it_serves(case: str) -> None:
+    every, serve, metrics = (policies(case)[f"homing{what}"] for what in ("", "-serve", "-metrics"))
+    assert chosen(every, case) == set(pods(case))
+    assert every["ingress"] == []
+    assert chosen(serve, case) == {"homing-serve"}
+    assert chosen(metrics, case) == {name for name in pods(case) if "-work-" in name}
+    assert serve["ingress"][0]["ports"] == metrics["ingress"][0]["ports"] == [{"port": "http"}]
+    named = CASES[case].get("networkPolicy", {})
+    assert serve["ingress"][0].get("from") == named.get("serveFrom")
+    assert metrics["ingress"][0]["from"] == named.get("metricsFrom", [{"podSelector": {}}])
+
+
+def test_no_pod_asks_the_clouds_metadata() -> None:
+    (rule,) = policies("plain")["homing"]["egress"]
+    assert "169.254.169.254/32" in rule["to"][0]["ipBlock"]["except"]
+    assert policies("everything")["homing"]["egress"] == CASES["everything"]["networkPolicy"]["egress"]
+
+
+def test_the_pod_with_all_secrets_is_there_on_request_only() -> None:
+    assert "homing-toolbox" not in pods("plain")
+    assert "homing-toolbox" in pods("everything")
+
+
+def test_a_pod_writes_little() -> None:
+    for template in pods("plain").values():
+        scratch = [one["emptyDir"] for one in template["spec"]["volumes"] if "emptyDir" in one]
+        assert scratch == [{"sizeLimit": "64Mi"}] * 2
+
+
 def test_a_release_is_complete() -> None:
     kinds = Counter(one["kind"] for one in rendered("everything"))
     assert kinds == {
         "Deployment": 4, "Job": 1, "Service": 1, "ServiceAccount": 1, "PodDisruptionBudget": 2,
-        "HorizontalPodAutoscaler": 1, "Ingress": 1, "ServiceMonitor": 1, "PodMonitor": 1,
+        "HorizontalPodAutoscaler": 1, "NetworkPolicy": 3, "Ingress": 1, "ServiceMonitor": 1, "PodMonitor": 1,
     }  # fmt: skip
     (job,) = [one for one in rendered("everything") if one["kind"] == "Job"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"

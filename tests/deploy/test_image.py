@@ -134,6 +134,23 @@ def test_our_containers_can_change_nothing_of_themselves() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
+def test_no_container_can_take_more_than_its_share_or_another_ones_rights() -> None:
+    for name, service in compose()["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        # To give a folder to the server's own user, and to become that user.
+        assert set(service.get("cap_add", ())) <= {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"]
+        assert service["pids_limit"]
+
+
+def test_images_of_others_are_named_by_digest() -> None:
+    others = {name: one["image"] for name, one in compose()["services"].items() if name not in ours()}
+    assert set(others) == {"postgres", "rabbitmq", "prometheus", "grafana"}
+    for image in others.values():
+        assert re.fullmatch(r"[a-z/]+:v?[0-9.]+[a-z-]*@sha256:[0-9a-f]{64}", image), image
+
+
 def test_ports_agree_and_are_open_to_this_machine_only() -> None:
     exposed = set(instructions("EXPOSE")[0].split())
     services = compose()["services"]

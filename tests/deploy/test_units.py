@@ -51,10 +51,12 @@ def test_a_unit_is_closed(unit: Path) -> None:
     expected = {
         "DynamicUser": "yes", "ProtectSystem": "strict", "ProtectHome": "yes", "NoNewPrivileges": "yes",
         "PrivateTmp": "yes", "PrivateDevices": "yes", "CapabilityBoundingSet": "", "RestrictSUIDSGID": "yes",
-        "StateDirectory": "homing", "UMask": "0077",
+        "StateDirectory": "homing", "UMask": "0077", "LimitCORE": "0",
     }  # fmt: skip
     for name, value in expected.items():
         assert directives(unit, name) == [value], name
+    assert directives(unit, "MemoryMax")
+    assert directives(unit, "TasksMax")
 
 
 def test_a_stop_waits_longer_than_homing_does() -> None:

@@ -65,9 +65,9 @@ priorityClassName: {{ . }}
 {{- end }}
 volumes:
   - name: tmp
-    emptyDir: {}
+    emptyDir: {sizeLimit: {{ .Values.scratchSize }}}
   - name: state
-    emptyDir: {}
+    emptyDir: {sizeLimit: {{ .Values.scratchSize }}}
   - name: secrets
     secret:
       secretName: {{ include "homing.secret" . }}
