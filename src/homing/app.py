@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
 from homing.db.adoption import refusals
-from homing.db.migrate import Migration, check, load_migrations, migrate
+from homing.db.migrate import Migration, applied_at, check, load_migrations, migrate, once_more
 from homing.db.patience import Patience, patiently
 from homing.engine.prune import plan, read_retention
 from homing.errors import Conflict, SchemaError, SettingsError
@@ -63,6 +64,8 @@ MIGRATED = (
 JOBS_MIGRATED = ("homing.lanes.dispatch_jobs",)
 #: What the database of another program gets, for its notifications.
 NOTIFY_MIGRATED = ("homing.db.attempts", "homing.lanes.open_events")
+#: They mark what had ended without a mark, and are applied once more after the last process that ends rows so.
+MARKING = (("mail_outbox", 7), ("email_log", 8), ("open_events", 3))
 LANES = ("mail_outbox", "dispatch_jobs", "email_log", "open_events")
 #: A lane of two stages may be worked on by stage, each in processes of its own.
 STAGES = {"email_log": ("email_log:schedule", "email_log:send")}
@@ -264,18 +267,34 @@ class Homing:
         return [*done, *again]
 
     async def finish_migration(self) -> bool:
-        """What processes of the version before need goes with the last of them; whether it is gone."""
-        until = await former_key_index_until(self.jobs_database)
-        if until is None:
+        """What processes of the version before need or leave goes with the last of them; whether it is gone."""
+        index_until = await former_key_index_until(self.jobs_database)
+        unmarked = [(database, await self._unmarked(database, wanted)) for database, wanted in self.schemas]
+        if index_until is None and not any(marking for _, marking in unmarked):
             return True
-        former = [one for one in await self.fleet.workers() if one.started_at < until and not one.is_gone]
+        if await self._former_work(index_until):
+            return False
+        for database, marking in unmarked:
+            await migrate(database, marking)
+        if index_until is not None:
+            # Where another program is in the way: the next time.
+            with suppress(Conflict):
+                await replace_key_index(self.jobs_database)
+        return await former_key_index_until(self.jobs_database) is None
+
+    async def _unmarked(self, database: Database, wanted: Sequence[Migration]) -> tuple[Migration, ...]:
+        again = [once_more(one) for one in wanted if (one.component, one.version) in MARKING]
+        return (await check(database, again)).migrations
+
+    async def _former_work(self, index_until: datetime | None) -> bool:
+        """Whether a process that began before the migrations that it does not know is still there."""
+        known = (index_until, await applied_at(self.database, *MARKING[1]))
+        since = [time for time in known if time is not None]
+        workers = [one for one in await self.fleet.workers() if not one.is_gone]
+        former = [one for one in workers if any(one.started_at < time for time in since)]
         if former:
             self.telemetry.log.info("migrate.waits", why=f"{former[0].name} runs the version before")
-            return False
-        # Where another program is in the way: the next time.
-        with suppress(Conflict):
-            await replace_key_index(self.jobs_database)
-        return await former_key_index_until(self.jobs_database) is None
+        return bool(former)
 
     async def _refuse_unknown_tables(self) -> None:
         """Another program may have made some: they are taken as they are, or left alone."""

@@ -244,7 +244,7 @@ async def test_what_a_version_before_has_published_is_lost_after_its_time(away: 
     ids = await published(away, 2)
     for id, age in zip(ids, (90_000, 3_600), strict=True):
         await away.set(id, published_at=None)
-        await away.shift(id, age, "last_queued_at")
+        await away.shift(id, age, "next_attempt_at", "last_queued_at")
     assert await found_lost(away) == ids[:1]
 
 

@@ -15,14 +15,16 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.db.adoption import find_table
-from homing.db.database import Database
+from homing.db.database import Database, instant
 from homing.db.patience import Patience, patiently
 from homing.db.queries import Dialect, Query
 from homing.errors import Conflict, DatabaseError, NoDatabase, SchemaError
@@ -124,6 +126,18 @@ async def migrate(
     """Apply what is missing; what was applied by us. Several processes may do it at once."""
     pending = (await patiently(lambda: check(database, migrations))).migrations
     return [one for one in pending if await _apply_patiently(database, one, patience)]
+
+
+def once_more(migration: Migration) -> Migration:
+    """To be applied a second time, with a record of its own. Only for scripts that may be run twice."""
+    return replace(migration, component=f"{migration.component}_again")
+
+
+async def applied_at(database: Database, component: str, version: int) -> datetime | None:
+    """None when it was not applied."""
+    text = f"SELECT applied_at FROM homing_migration WHERE component = '{component}' AND version = {version}"  # noqa: S608 - ours
+    rows = await database.fetch(Query("applied_at", text, (), writes=False), {})
+    return instant(rows[0]["applied_at"]) if rows else None
 
 
 async def run_again(

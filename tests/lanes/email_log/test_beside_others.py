@@ -407,6 +407,59 @@ async def test_a_refused_email_that_is_put_back_by_sql_is_sent_to_whom_it_did_no
     assert len({message.message_id for message in lane.sender.messages}) == 1
 
 
+@pytest.mark.clause("RTY-22", "RTY-12")
+@pytest.mark.parametrize("ended", ["Dead", "Failed", "Sent"])
+async def test_what_was_put_back_as_failed_is_published_by_one_scheduler(
+    lane: EmailBench, sql: Console, rabbitmq_url: str, ended: str
+) -> None:
+    """Theirs was first, and noted no time: it looks as what was made Pending by plain SQL, which is ours to publish."""
+    queue = await make_queue(lane)
+    lane.sender.answer("bo@example.org", NEVER)
+    lane.sender.answer("cy@example.org", LATER)
+    to = {"Dead": "bo@example.org", "Failed": "cy@example.org", "Sent": "ann@example.org"}[ended]
+    async with publishing(rabbitmq_url) as channel:
+        for options in OPTIONS:
+            ordered = await lane.order(to=[to])
+            await send_all(lane)
+            assert (await lane.row(ordered.id))["status"] == ended
+            await sql(PUT_BACK["Failed"], ordered.id)
+            assert await Scheduler(sql, channel, queue, **options).once() == [ordered.id]
+            await lane.homing.email_schedule.maintenance.once()
+            assert await lane.schedule() == {}, options
+            assert len(await lane.messages()) == 1
+            # It ends, and is put back the other way: then it is ours.
+            await sql(DEAD, ordered.id)
+            await sql(PUT_BACK["Pending"], ordered.id)
+            if options["notes_time"]:
+                await sql("UPDATE email_log SET last_queued_at = NULL WHERE id = ?", ordered.id)
+            await schedule_all(lane)
+            await sql("DELETE FROM email_log")
+            assert len(await lane.messages()) == 1, options
+
+
+@pytest.mark.clause("RTY-22", "RTY-12")
+async def test_a_retry_that_a_scheduler_without_notes_has_published_is_not_taken_for_lost(
+    lane: EmailBench, sql: Console, rabbitmq_url: str
+) -> None:
+    """All that is known is that it was not published before it was due; and it was last queued hours ago."""
+    queue = await make_queue(lane)
+    lane.sender.answer("ann@example.org", LATER)
+    ordered = await lane.order(to=["ann@example.org"])
+    await send_all(lane)
+    await lane.shift(ordered.id, 30_000, "last_queued_at", "last_attempt_at")
+    await lane.shift(ordered.id, 61, "next_attempt_at")
+    async with publishing(rabbitmq_url) as channel:
+        scheduler = Scheduler(
+            sql, channel, queue, marks_claims=True, ends="Pending", clears_lock=True, notes_time=False
+        )
+        assert await scheduler.once() == [ordered.id]
+    await lane.homing.email_schedule.maintenance.once()
+    assert await lane.schedule() == {}
+    await lane.shift(ordered.id, 30_000, "next_attempt_at")
+    await lane.homing.email_schedule.maintenance.once()
+    assert list(await lane.schedule()) == [ordered.id], "after its time it is"
+
+
 @pytest.mark.clause("OUT-15", "RTY-15")
 @pytest.mark.parametrize("how", PUT_BACK)
 async def test_a_failed_email_that_is_put_back_by_sql_is_sent(

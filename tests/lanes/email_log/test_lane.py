@@ -20,6 +20,7 @@ from homing.lines import Feed
 from homing.senders.mail import MailMessage, SendError, SendErrorCode, SendResult, Verdict
 from homing.service import Stop, drain_once, run
 from homing.settings import load_settings
+from homing.workers.model import Identity, Own, Report
 
 LATER = Verdict("deferred", 450, "4.2.0", "later")
 NEVER = Verdict("rejected", 550, "5.1.1", "unknown")
@@ -427,6 +428,28 @@ async def test_where_no_process_has_a_broker_the_dead_are_counted_and_nobody_is_
     async with email_bench(database_url, **settings) as later:
         await later.homing.email_schedule.maintenance.once()
         assert await later.messages(dead=True) == []
+
+
+@pytest.mark.clause("RTY-20", "RTY-14")
+@pytest.mark.parametrize(
+    ("brokers", "waits"),
+    [
+        ({"email_log": "amqp://mq.example.com email.dispatcher.send"}, True),
+        ({}, True),
+        ({"email_log": "Memory:// email.dispatcher.send"}, False),
+    ],
+    ids=["has a broker", "does not say", "has none"],
+)
+@pytest.mark.parametrize("state", ["running", "stopped"])
+async def test_deaths_wait_for_a_process_that_has_not_seen_its_queue_yet(
+    lane: EmailBench, brokers: dict[str, str], state: Own, *, waits: bool
+) -> None:
+    """After an upgrade the first process may be one without a broker; a version before does not say what it has."""
+    who = Identity("other:1", "other", 1, "0.1.0", "boot", ("email_log",), serves=True)
+    await lane.homing.fleet.beat(who, state, Report(brokers=brokers), up_seconds=60.0)
+    (id,) = await lane.insert(1, status="Dead", dead_reason="Bounced")
+    await lane.homing.email_schedule.maintenance.once()
+    assert ((await lane.row(id))["announced_at"] is None) == waits
 
 
 @pytest.mark.clause("RTY-17")

@@ -18,8 +18,8 @@ id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_q
 
 -- fragment: ours
 -- Another program knows nothing of us. But it writes locked_until when it takes a row. One that is cleared while we send
--- is nobody else's, and what we send will be settled.
-(locked_by IS NOT NULL AND coalesce(locked_until = leased_until, true))
+-- is nobody else's, and what we send will be settled. A version that does not write leased_until claims by claim_seq.
+(locked_by IS NOT NULL AND (leased_claim IS DISTINCT FROM claim_seq OR coalesce(locked_until = leased_until, true)))
 
 -- fragment: put_back
 -- It had ended, and a person wants it sent again, by whichever SQL.
@@ -69,10 +69,12 @@ SET status = 'Pending',
     sent_at = NULL,
     ended_claim = NULL,
     failed_claim = NULL,
+    reopened_at = NULL,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
     locked_until = now() + make_interval(secs => :lease_seconds),
-    leased_until = now() + make_interval(secs => :lease_seconds)
+    leased_until = now() + make_interval(secs => :lease_seconds),
+    leased_claim = e.claim_seq + 1
 FROM mine
 WHERE e.id = mine.id
 RETURNING {claimed}
@@ -100,7 +102,8 @@ SET claim_seq = e.claim_seq + 1,
     rescue_count = e.rescue_count + 1,
     locked_by = :owner,
     locked_until = now() + make_interval(secs => :lease_seconds),
-    leased_until = now() + make_interval(secs => :lease_seconds)
+    leased_until = now() + make_interval(secs => :lease_seconds),
+    leased_claim = e.claim_seq + 1
 FROM lost
 WHERE e.id = lost.id
 RETURNING {claimed}
@@ -254,14 +257,15 @@ WITH batch AS MATERIALIZED (
 INSERT INTO email_log (
     id, message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
     template, variables, locale, headers, attachments, unsubscribe_url, traceparent, claim_seq, locked_by,
-    locked_until, leased_until)
+    locked_until, leased_until, leased_claim)
 SELECT
     k.email_id, b.message_key, b.token, b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to,
     b.subject, b.body, b.html_body, b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url,
     b.traceparent,
     1, :publisher::text,
     CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END,
-    CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END
+    CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END,
+    1
 FROM batch AS b JOIN keys AS k ON k.message_key = b.message_key
 RETURNING id, message_key, status, claim_seq, next_attempt_at, created_at, traceparent
 
@@ -320,8 +324,8 @@ WITH chosen AS MATERIALIZED (
 UPDATE email_log AS e
 SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
     claim_seq = e.claim_seq + 1, ended_claim = e.claim_seq + 1,
-    next_attempt_at = now(), last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_by = NULL,
-    locked_until = NULL, leased_until = NULL
+    next_attempt_at = now(), last_queued_at = NULL, reopened_at = NULL, dead_reason = NULL, announced_at = NULL,
+    locked_by = NULL, locked_until = NULL, leased_until = NULL
 FROM chosen
 WHERE e.id = chosen.id
 RETURNING e.id

@@ -24,7 +24,7 @@ batch AS MATERIALIZED (
 )
 
 -- fragment: ours
-(locked_by IS NOT NULL AND coalesce(locked_until = leased_until, 1))
+(locked_by IS NOT NULL AND (leased_claim IS NOT claim_seq OR coalesce(locked_until = leased_until, 1)))
 
 -- fragment: put_back
 (ended_claim IS NOT NULL OR sent_at IS NOT NULL)
@@ -51,10 +51,12 @@ SET status = 'Pending',
     sent_at = NULL,
     ended_claim = NULL,
     failed_claim = NULL,
+    reopened_at = NULL,
     claim_seq = claim_seq + 1,
     locked_by = :owner,
     locked_until = {lease},
-    leased_until = {lease}
+    leased_until = {lease},
+    leased_claim = claim_seq + 1
 FROM wanted
 WHERE email_log.id = wanted.id AND email_log.message_key = wanted.key
   AND attempt_count < :max_attempts
@@ -81,7 +83,7 @@ WITH lost AS MATERIALIZED (
 )
 UPDATE email_log
 SET claim_seq = claim_seq + 1, rescue_count = rescue_count + 1, locked_by = :owner, locked_until = {lease},
-    leased_until = {lease}
+    leased_until = {lease}, leased_claim = claim_seq + 1
 FROM lost
 WHERE email_log.id = lost.id
 RETURNING {claimed}
@@ -193,7 +195,7 @@ SELECT attachments FROM email_log WHERE id = :id
 INSERT INTO email_log (
     message_key, token, from_address, to_address, cc_address, bcc_address, reply_to, subject, body, html_body,
     template, variables, locale, headers, attachments, unsubscribe_url, traceparent, claim_seq, locked_by,
-    locked_until, leased_until)
+    locked_until, leased_until, leased_claim)
 SELECT
     json_extract(value, '$.message_key'), json_extract(value, '$.token'), json_extract(value, '$.from_address'),
     json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
@@ -201,7 +203,7 @@ SELECT
     json_extract(value, '$.html_body'), json_extract(value, '$.template'), json_extract(value, '$.variables'),
     json_extract(value, '$.locale'), json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
     json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.traceparent'), 1, :publisher,
-    CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END, CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END
+    CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END, CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END, 1
 FROM json_each(:batch)
 WHERE NOT EXISTS (SELECT 1 FROM email_idempotency AS k WHERE k.message_key = json_extract(value, '$.message_key'))
   AND NOT EXISTS (SELECT 1 FROM email_log AS e WHERE e.message_key = json_extract(value, '$.message_key'))
@@ -261,8 +263,8 @@ LIMIT :limit
 UPDATE email_log
 SET status = 'Pending', attempt_count = 0, rescue_count = 0, defer_count = 0, publish_failures = 0,
     claim_seq = claim_seq + 1, ended_claim = claim_seq + 1,
-    next_attempt_at = {now}, last_queued_at = NULL, dead_reason = NULL, announced_at = NULL, locked_by = NULL,
-    locked_until = NULL, leased_until = NULL
+    next_attempt_at = {now}, last_queued_at = NULL, reopened_at = NULL, dead_reason = NULL, announced_at = NULL,
+    locked_by = NULL, locked_until = NULL, leased_until = NULL
 WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('Dead', 'Failed')
 RETURNING id
 

@@ -6,9 +6,11 @@ e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.publish_failures AS d
     NULL AS age, e.traceparent, e.next_attempt_at AS due_at, e.message_key
 
 -- fragment: due
--- Three kinds of rows, each a jump in an index: a failed one whose time has come; one whose scheduler died, for the
--- lock that it set is over; one that nobody has published. A RetryQueued row without a lock was published by a
--- scheduler that leaves it so. What is being sent is locked, and its lock is the rescue's business.
+-- Four kinds of rows, each a jump in an index that holds no others: a failed one whose time has come; one whose
+-- scheduler died, for the lock that it set is over; one that Homing had in hand and nobody has published since, or that
+-- was put back by plain SQL after it had ended; a new one, where these are ours. A RetryQueued row without a lock was
+-- published by a scheduler that leaves it so, and a Pending one with attempts by one that notes no time. What is being
+-- sent is locked, and its lock is the rescue's business.
 failed AS MATERIALIZED (
     SELECT id, next_attempt_at AS due_at
     FROM email_log
@@ -28,20 +30,27 @@ failed AS MATERIALIZED (
 ), unpublished AS MATERIALIZED (
     SELECT id, coalesce(next_attempt_at, created_at) AS due_at
     FROM email_log
-    WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
-                                  OR failed_claim IS NOT NULL AND attempt_count = 0)
+    WHERE status = 'Pending' AND reopened_at IS NULL
+      AND (last_queued_at IS NULL AND claim_seq > 0
+           OR last_queued_at <= greatest(last_attempt_at, sent_at) AND locked_by IS NULL
+              AND (ended_claim IS NOT NULL OR sent_at IS NOT NULL OR failed_claim IS NOT NULL AND attempt_count = 0))
       AND coalesce(next_attempt_at, created_at) <= now() AND attempt_count < :max_attempts
       AND (locked_until IS NULL OR locked_until < now())
-      -- One that Homing had in hand is ours to publish. Of others only the new ones, where that is said: one with
-      -- attempts was published by a scheduler that notes no time.
-      AND (last_queued_at IS NULL AND (claim_seq > 0 OR :publish_new AND attempt_count = 0)
-           -- It has ended, and was put back by plain SQL.
-           OR last_queued_at <= greatest(last_attempt_at, sent_at) AND locked_by IS NULL)
+    ORDER BY coalesce(next_attempt_at, created_at)
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+), new AS MATERIALIZED (
+    SELECT id, coalesce(next_attempt_at, created_at) AS due_at
+    FROM email_log
+    WHERE :publish_new
+      AND status = 'Pending' AND reopened_at IS NULL AND last_queued_at IS NULL AND claim_seq = 0 AND attempt_count = 0
+      AND coalesce(next_attempt_at, created_at) <= now() AND attempt_count < :max_attempts
+      AND (locked_until IS NULL OR locked_until < now())
     ORDER BY coalesce(next_attempt_at, created_at)
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 ), chosen AS MATERIALIZED (
-    SELECT * FROM failed UNION ALL SELECT * FROM abandoned UNION ALL SELECT * FROM unpublished
+    SELECT * FROM failed UNION ALL SELECT * FROM abandoned UNION ALL SELECT * FROM unpublished UNION ALL SELECT * FROM new
     ORDER BY due_at, id
     LIMIT :limit
 )
@@ -55,10 +64,12 @@ SET status = 'RetryQueued',
     announced_at = NULL,
     published_at = NULL,
     failed_claim = NULL,
+    reopened_at = NULL,
     claim_seq = e.claim_seq + 1,
     locked_by = :owner,
     locked_until = now() + make_interval(secs => :lease_seconds),
-    leased_until = now() + make_interval(secs => :lease_seconds)
+    leased_until = now() + make_interval(secs => :lease_seconds),
+    leased_claim = e.claim_seq + 1
 FROM chosen
 WHERE e.id = chosen.id
 RETURNING {claimed}
@@ -173,11 +184,15 @@ RETURNING e.id, e.message_key, e.attempt_count, e.dead_reason,
     e.ended_claim IS DISTINCT FROM e.claim_seq AS is_foreign
 
 -- name: waive_deaths
--- Nobody is to be told where no process has a broker; one that will have one tells of later deaths only.
+-- Nobody is to be told where no process has a broker; one that will have one tells of later deaths only. A process may
+-- not have seen its queue yet, and one of a version before does not say what it has: so all that are known count, also
+-- those that have stopped within the hour.
 WITH untold AS MATERIALIZED (
     SELECT id
     FROM email_log
     WHERE status = 'Dead' AND announced_at IS NULL AND NOT EXISTS (SELECT 1 FROM homing_email_queue)
+      AND NOT EXISTS (SELECT 1 FROM homing_worker
+                      WHERE coalesce(report -> 'brokers' ->> 'email_log', '') NOT ILIKE 'memory://%')
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -219,25 +234,30 @@ SET gone_at = coalesce(excluded.gone_at, q.gone_at),
                     THEN q.empty_at ELSE coalesce(excluded.empty_at, q.empty_at) END
 RETURNING name
 
+-- fragment: long_ago
+now() - make_interval(secs => :lost_after_seconds)
+
+-- fragment: missing
+(SELECT greatest(gone_at, empty_before_at) FROM homing_email_queue WHERE name = :queue)
+
 -- name: lost
 -- Our messages that are in no queue any more: it was missing since, or twice empty. After too long a time whatever was
--- in our hands before counts as lost, whoever published it: a version before notes nothing else. What another program
--- holds is its own business.
+-- in our hands before counts as lost, whoever published it: a version before notes nothing else. Who notes no time at all
+-- has published it after it was due again. What another program holds is its own business.
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log
     WHERE status = 'Pending' AND last_queued_at IS NOT NULL AND claim_seq > 0
-      AND last_queued_at < greatest(
-          now() - make_interval(secs => :lost_after_seconds),
-          (SELECT greatest(gone_at, empty_before_at) FROM homing_email_queue WHERE name = :queue))
-      AND (last_queued_at = published_at OR last_queued_at < now() - make_interval(secs => :lost_after_seconds))
+      AND last_queued_at < greatest({long_ago}, {missing})
+      AND greatest(last_queued_at, next_attempt_at, reopened_at)
+          < CASE WHEN last_queued_at = published_at THEN greatest({long_ago}, {missing}) ELSE {long_ago} END
       AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < now())
     ORDER BY last_queued_at
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
 )
 UPDATE email_log AS e
-SET last_queued_at = NULL, published_at = NULL, next_attempt_at = least(e.next_attempt_at, now())
+SET last_queued_at = NULL, published_at = NULL, reopened_at = NULL, next_attempt_at = least(e.next_attempt_at, now())
 FROM lost
 WHERE e.id = lost.id
 RETURNING e.id

@@ -35,14 +35,24 @@ chosen AS MATERIALIZED (
     UNION ALL
     SELECT * FROM (
         SELECT id, coalesce(next_attempt_at, created_at) AS due_at
-        FROM email_log INDEXED BY email_log_unpublished
-        WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
-                                      OR failed_claim IS NOT NULL AND attempt_count = 0)
+        FROM email_log INDEXED BY email_log_unpublished_ours
+        WHERE status = 'Pending' AND reopened_at IS NULL
+          AND (last_queued_at IS NULL AND claim_seq > 0
+               OR last_queued_at <= max(coalesce(last_attempt_at, sent_at), coalesce(sent_at, last_attempt_at))
+                  AND locked_by IS NULL
+                  AND (ended_claim IS NOT NULL OR sent_at IS NOT NULL OR failed_claim IS NOT NULL AND attempt_count = 0))
           AND coalesce(next_attempt_at, created_at) <= {now} AND attempt_count < :max_attempts
           AND (locked_until IS NULL OR locked_until < {now})
-          AND (last_queued_at IS NULL AND (claim_seq > 0 OR :publish_new AND attempt_count = 0)
-               OR last_queued_at <= max(coalesce(last_attempt_at, sent_at), coalesce(sent_at, last_attempt_at))
-                  AND locked_by IS NULL)
+        ORDER BY coalesce(next_attempt_at, created_at)
+        LIMIT :limit)
+    UNION ALL
+    SELECT * FROM (
+        SELECT id, coalesce(next_attempt_at, created_at) AS due_at
+        FROM email_log INDEXED BY email_log_unpublished_new
+        WHERE :publish_new
+          AND status = 'Pending' AND reopened_at IS NULL AND last_queued_at IS NULL AND claim_seq = 0 AND attempt_count = 0
+          AND coalesce(next_attempt_at, created_at) <= {now} AND attempt_count < :max_attempts
+          AND (locked_until IS NULL OR locked_until < {now})
         ORDER BY coalesce(next_attempt_at, created_at)
         LIMIT :limit)
     ORDER BY 2, 1
@@ -53,7 +63,8 @@ chosen AS MATERIALIZED (
 WITH {due}
 UPDATE email_log
 SET status = 'RetryQueued', next_attempt_at = coalesce(next_attempt_at, {now}), announced_at = NULL,
-    published_at = NULL, failed_claim = NULL, claim_seq = claim_seq + 1, locked_by = :owner, locked_until = {lease}, leased_until = {lease}
+    published_at = NULL, failed_claim = NULL, reopened_at = NULL, claim_seq = claim_seq + 1, locked_by = :owner,
+    locked_until = {lease}, leased_until = {lease}, leased_claim = claim_seq + 1
 FROM chosen
 WHERE email_log.id = chosen.id
 RETURNING {claimed}
@@ -151,6 +162,8 @@ WITH untold AS MATERIALIZED (
     SELECT id
     FROM email_log INDEXED BY email_log_unannounced
     WHERE status = 'Dead' AND announced_at IS NULL AND NOT EXISTS (SELECT 1 FROM homing_email_queue)
+      AND NOT EXISTS (SELECT 1 FROM homing_worker
+                      WHERE coalesce(json_extract(report, '$.brokers.email_log'), '') NOT LIKE 'memory://%')
     ORDER BY id
     LIMIT :limit
 )
@@ -185,23 +198,27 @@ SET gone_at = coalesce(excluded.gone_at, gone_at),
     empty_at = CASE WHEN empty_at > {apart} THEN empty_at ELSE coalesce(excluded.empty_at, empty_at) END
 RETURNING name
 
+-- fragment: long_ago
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:lost_after_seconds))
+
+-- fragment: missing
+coalesce((SELECT max(coalesce(gone_at, ''), coalesce(empty_before_at, '')) FROM homing_email_queue WHERE name = :queue), '')
+
 -- name: lost
 WITH lost AS MATERIALIZED (
     SELECT id
     FROM email_log INDEXED BY email_log_queued
     WHERE status = 'Pending' AND last_queued_at IS NOT NULL AND claim_seq > 0
-      AND last_queued_at < max(
-          strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:lost_after_seconds)),
-          coalesce((SELECT max(coalesce(gone_at, ''), coalesce(empty_before_at, ''))
-                    FROM homing_email_queue WHERE name = :queue), ''))
-      AND (last_queued_at = published_at
-           OR last_queued_at < strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', -:lost_after_seconds)))
+      AND last_queued_at < max({long_ago}, {missing})
+      AND max(last_queued_at, coalesce(next_attempt_at, ''), coalesce(reopened_at, ''))
+          < CASE WHEN last_queued_at = published_at THEN max({long_ago}, {missing}) ELSE {long_ago} END
       AND locked_by IS NULL AND (locked_until IS NULL OR locked_until < {now})
     ORDER BY last_queued_at
     LIMIT :limit
 )
 UPDATE email_log
-SET last_queued_at = NULL, published_at = NULL, next_attempt_at = min(coalesce(next_attempt_at, created_at), {now})
+SET last_queued_at = NULL, published_at = NULL, reopened_at = NULL,
+    next_attempt_at = min(coalesce(next_attempt_at, created_at), {now})
 FROM lost
 WHERE email_log.id = lost.id
 RETURNING id
