@@ -28,7 +28,7 @@ async def door(sqlite_url: str) -> AsyncIterator[Door]:
 
 
 def fail(door: Door, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Query], bool]) -> None:
-    """No real server raises what no driver translates, so this stands in for a bug of ours or of a driver's."""
+    """No real server raises what no driver translates: this stands in for a bug of ours or of a driver's."""
     database = door.homing.database
     fetch = database.fetch
 

@@ -97,13 +97,16 @@ class AuditLog:
         try:
             await self.insert(entry)
         except DatabaseError as error:
-            self._telemetry.log.error("audit.failed", error=str(error), **_told(entry))
+            self._report(entry, str(error))
         except Exception as bug:  # noqa: BLE001 - an answer is on its way out, and has to get there
             self._telemetry.crashed("audit.failed", bug, **_told(entry))
 
     async def insert(self, entry: Entry) -> None:
         """As `write`, for who can tell a person that it failed."""
         await self._insert(entry)
+
+    def _report(self, entry: Entry, error: str) -> None:
+        self._telemetry.log.error("audit.failed", error=error, **_told(entry))
 
     def count(self, who: str, action: str, address: str | None, outcome: Outcome) -> None:
         """Of calls that come by the thousand, one entry with their number for every ten seconds."""
