@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from homing.app import warnings_for
 from homing.errors import SettingsError
 from homing.parts.mails import mail_policy
 from homing.settings import FIELDS, Settings, default_config, environment_name, load_settings
@@ -97,6 +98,17 @@ def test_an_unknown_name_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text("mail_ulr = 'catch://'\n")
     with pytest.raises(SettingsError, match="mail_ulr; did you mean mail_url"):
         load_settings(environ={})
+
+
+def test_a_setting_that_is_gone_is_told_of_and_stops_nobody(tmp_path: Path) -> None:
+    for place, named in (("environment", {"HOMING_EMAIL_SWEEP_SECONDS": "900"}), ("file", {})):
+        settings = load_settings(environ=named)
+        (told,) = settings.removed
+        assert told in warnings_for(settings)
+        assert told.startswith(f"HOMING_EMAIL_SWEEP_SECONDS ({place}) has no effect any more")
+        assert "HOMING_EMAIL_LOST_AFTER_SECONDS" in told
+        (tmp_path / "homing.toml").write_text("email_sweep_seconds = 900\n")
+    assert "email_sweep_seconds" not in default_config()
 
 
 def test_other_prefixes_and_test_names_are_left_alone() -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from homing.access.desk import Access
 from homing.access.sessions import SessionTerms
 from homing.brokers.base import Broker
 from homing.db import Database, connect
-from homing.db.adoption import refusals
+from homing.db.adoption import refusals, unfilled
 from homing.db.migrate import Migration, applied_at, check, load_migrations, migrate, once_more
 from homing.db.patience import Patience, patiently
+from homing.db.repair import Loss, losses, repair
 from homing.engine.prune import plan, read_retention
 from homing.errors import Conflict, SchemaError, SettingsError
 from homing.lanes.dispatch_jobs.key_index import former_key_index_until, replace_key_index
 from homing.lanes.mail_outbox.adopt import TABLES as MAIL_TABLES
 from homing.lanes.open_events.adopt import TABLES as NOTIFY_TABLES
-from homing.lanes.open_events.repair import Loss, losses, repair
 from homing.lines import Line
 from homing.parts.alerts import Alerts
 from homing.parts.bulk import Bulk
@@ -262,9 +265,22 @@ class Homing:
         patience = Patience(tell=lambda why: self.telemetry.log.warning("migrate.waits", why=why))
         done = [one for database, wanted in self.schemas for one in await migrate(database, wanted, patience)]
         # Another program may have made its tables anew since, without what had been added to them.
-        again = await patiently(lambda: repair(self.notify_database, self._notify_migrations, patience))
+        notify, wanted = self.notify_database, self._notify_migrations
+        again = await patiently(lambda: repair(notify, wanted, NOTIFY_TABLES, patience))
+        undo = (
+            files(MAIL_PACKAGE).joinpath("migrations", self.database.dialect, "adopt", "undo.sql").read_text()
+        )
+        mails = self._mail_migrations
+        again += await patiently(lambda: repair(self.database, mails, MAIL_TABLES, patience, undo))
         await self.finish_migration()
+        for told in await self.unfilled():
+            self.telemetry.log.warning("migrate.unfilled", why=told)
         return [*done, *again]
+
+    async def unfilled(self) -> list[str]:
+        """Why only the program that made a table can put something into it; a sentence for each column."""
+        found = [told for spec in MAIL_TABLES for told in await unfilled(self.database, spec)]
+        return [f"{told}; until then only its own program puts mails in, which are sent" for told in found]
 
     async def finish_migration(self) -> bool:
         """What processes of the version before need or leave goes with the last of them; whether it is gone."""
@@ -304,16 +320,27 @@ class Homing:
             raise SchemaError(f"these tables cannot be worked with, so nothing was changed:{told}")
 
     async def _mail_refusals(self) -> list[str]:
-        """Only before the first migration; afterwards the table has what it needs, whoever made it."""
-        wanted = load_migrations([MAIL_PACKAGE], self.database.dialect)
+        """Before the first migration, and where the table was made anew; else it has what it needs."""
+        wanted = self._mail_migrations
         pending = (await check(self.database, wanted)).migrations
-        return await refusals(self.database, MAIL_TABLES) if wanted[0] in pending else []
+        if wanted[0] in pending:
+            return await refusals(self.database, MAIL_TABLES)
+        applied = [migration for migration in wanted if migration not in pending]
+        if not await losses(self.database, applied, MAIL_TABLES):
+            return []
+        # Indexes by these names are our own, if on a table that was put aside.
+        return await refusals(self.database, [replace(spec, indexes=()) for spec in MAIL_TABLES])
 
     async def _notify_refusals(self) -> list[str]:
-        pending = (await check(self.notify_database, self._notify_migrations)).migrations
-        if not pending and not await self._losses():
+        wanted = self._notify_migrations
+        pending = (await check(self.notify_database, wanted)).migrations
+        if not pending and not await losses(self.notify_database, wanted, NOTIFY_TABLES):
             return []
         return await refusals(self.notify_database, NOTIFY_TABLES)
+
+    @property
+    def _mail_migrations(self) -> list[Migration]:
+        return load_migrations([MAIL_PACKAGE], self.database.dialect)
 
     @property
     def _notify_migrations(self) -> list[Migration]:
@@ -335,10 +362,15 @@ class Homing:
         return [migration for one in found for migration in one.migrations]
 
     async def _losses(self, unapplied: Sequence[Migration] = ()) -> dict[Migration, Loss]:
-        """Of what was added to the tables of open_events, what is there no more."""
-        applied = [migration for migration in self._notify_migrations if migration not in unapplied]
-        found = {migration: await losses(self.notify_database, migration) for migration in applied}
-        return {migration: loss for migration, loss in found.items() if loss is not None}
+        """Of what was added to tables that may be another program's, what is there no more."""
+        mails, notifications = (
+            [migration for migration in wanted if migration not in unapplied]
+            for wanted in (self._mail_migrations, self._notify_migrations)
+        )
+        return {
+            **await losses(self.database, mails, MAIL_TABLES),
+            **await losses(self.notify_database, notifications, NOTIFY_TABLES),
+        }
 
     async def require_schema(self) -> None:
         """Raise unless the database can be reached and has the tables of this version."""
@@ -447,7 +479,7 @@ async def opened(settings: Settings, *, makes_file: bool = False) -> AsyncIterat
 
 def warnings_for(settings: Settings, lanes: Collection[str] = LANES) -> Sequence[str]:
     """What works, but is probably not meant; for a process that works on these lanes."""
-    found = []
+    found = settings.removed
     if "catch://" in settings.mail_url and settings.database_url.startswith("postgres"):
         found.append(
             "HOMING_MAIL_URL is catch://: mails are kept to look at and not sent; set smtp://… to send them"

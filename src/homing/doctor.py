@@ -67,6 +67,8 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
         yield finding
     async for finding in _brokers(homing):
         yield finding
+    for told in homing.settings.removed:
+        yield Finding("settings", False, told)
     yield _key(homing.settings)
     for finding in _egress(homing.settings):
         yield finding
@@ -80,6 +82,8 @@ async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
     yield migrated
     yield await _clock(homing)
     if migrated.well:
+        for told in await homing.unfilled():
+            yield Finding("mail_outbox", False, told)
         yield await _credentials(homing)
         yield await _workers(homing)
         async for finding in _emails(homing):

@@ -6,6 +6,7 @@ HomingError
 │   ├── Unreachable      it cannot be reached; try again later
 │   ├── Conflict         a lock or a transaction lost against another process
 │   ├── Refused          it does not take a value of ours; trying again would change nothing
+│   │   └── MissingValue a column wants a value, and was given none; names it
 │   └── SchemaError      migrations are missing or were changed after they had been applied
 │       └── NoDatabase   there is not even a file to look into
 ├── InvalidRequest       what a caller asked for is malformed; names the field
@@ -42,6 +43,15 @@ class Conflict(DatabaseError):
 
 class Refused(DatabaseError):
     """The database does not take a value: too long, not allowed, malformed."""
+
+
+class MissingValue(Refused):
+    """A column is NOT NULL, and was given nothing."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(f"{column} is NOT NULL, and was given no value")
+        #: With its table: `mail_outbox.campaign`.
+        self.column = column
 
 
 class SchemaError(DatabaseError):

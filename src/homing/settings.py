@@ -409,12 +409,25 @@ class Settings(BaseModel):
         """Where its value comes from: flag, environment, file or default."""
         return self._origins.get(field, "default")
 
+    @property
+    def removed(self) -> list[str]:
+        """Of the settings that are gone and still set, a sentence each."""
+        return [
+            f"{environment_name(field)} ({self.origin(field)}) has no effect any more: unset it, and see "
+            f"{environment_name(successor)}"
+            for field, successor in REMOVED.items()
+            if field in self._origins
+        ]
+
 
 def environment_name(field: str) -> str:
     return field.upper() if field.startswith("dispatch_") else _OURS + field.upper()
 
 
 FIELDS: Mapping[str, str] = {environment_name(field): field for field in Settings.model_fields}
+#: Settings that there were, and what to look at instead. They have no effect, and keep nobody from starting.
+REMOVED: Mapping[str, str] = {"email_sweep_seconds": "email_lost_after_seconds"}
+_READ = {**FIELDS, **{environment_name(field): field for field in REMOVED}}
 
 
 def load_settings(
@@ -433,6 +446,8 @@ def load_settings(
         for field, value in layer.items():
             values.setdefault(field, value)
             origins.setdefault(field, origin)
+    for field in REMOVED:
+        values.pop(field, None)
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -450,7 +465,7 @@ def is_secret(field: str) -> bool:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     _refuse_unknown(environ)
     found: dict[str, Any] = {}
-    for name, field in FIELDS.items():
+    for name, field in _READ.items():
         if environ.get(name):
             found[field] = environ[name]
         elif environ.get(name + "_FILE"):
@@ -461,6 +476,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _refuse_unknown(environ: Iterable[str]) -> None:
     known = {*FIELDS, *(name + "_FILE" for name in FIELDS), CONFIG_VARIABLE}
     for name in environ:
+        if name.removesuffix("_FILE") in _READ:
+            continue
         if name.startswith(_OURS) and not name.startswith(_NOT_OURS) and name not in known:
             raise SettingsError(f"there is no setting {name}{_nearest(name, known)}")
         # Names that begin so may be another program's, unless they are nearly one of ours.
@@ -495,7 +512,7 @@ def _from_file(named: Path | None) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from None
     for key in values:
-        if key not in Settings.model_fields:
+        if key not in Settings.model_fields and key not in REMOVED:
             raise SettingsError(f"{path}: there is no setting {key}{_nearest(key, Settings.model_fields)}")
     return values
 

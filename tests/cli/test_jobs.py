@@ -63,6 +63,10 @@ def shop(homing: Homing, database_url: str) -> Shop:
     return shop
 
 
+#: A key as JOB-34 allows it.
+ODD = 'order id/="x"'
+
+
 async def six_jobs(bench: JobBench, url: str) -> list[int]:
     """Two of each: ended well, dead of a 410, waiting."""
     ended = await bench.create(f"{url}/ok", 2)
@@ -71,7 +75,12 @@ async def six_jobs(bench: JobBench, url: str) -> list[int]:
     )
     await bench.run_batch()
     waiting = await bench.create(
-        f"{url}/ok", 2, source="billing", group_id="g1", scheduled_for="2999-01-01T00:00:00.000Z"
+        f"{url}/ok",
+        2,
+        metadata={ODD: "a=b"},
+        source="billing",
+        group_id="g1",
+        scheduled_for="2999-01-01T00:00:00.000Z",
     )
     return [*ended, *dead, *waiting]
 
@@ -132,6 +141,8 @@ def test_jobs_are_listed_by_every_filter(shop: Shop) -> None:
         (("--error-class", "http_410"), [ids[3], ids[2]]),
         (("--metadata", "tenantId=acme", "--metadata", "n=1"), [ids[3], ids[2]]),
         (("--metadata", "tenantId=acme", "--metadata", "n=2"), []),
+        (("--metadata", '"order id/=\\"x\\""=a=b'), [ids[5], ids[4]]),
+        (("--metadata", '"order id/=\\"x\\""=b'), []),
         (("--since", "1h"), newest),
         (("--since", "2999-01-01T00:00:00Z"), []),
         (("--since", "1h", "--status", "PENDING"), [ids[5], ids[4]]),

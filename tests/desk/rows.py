@@ -21,7 +21,7 @@ MAILS = """
 INSERT INTO mail_outbox (to_address, cc_address, subject, text_body, status, last_error, metadata, created_at)
 VALUES
   ('Ann <ann@x.com>, bob@y.org', NULL, 'Hello Ann', 'hi', 'failed', 'invalid_recipient: no such user',
-   '{"tenantId": "acme", "n": 5, "is_vip": true}', '2026-01-01T00:00:01Z'),
+   '{"tenantId": "acme", "n": 5, "is_vip": true, "order \\"id\\"/é": "7 b"}', '2026-01-01T00:00:01Z'),
   ('carl@x.com', 'DORA@Z.com', 'Second', 'hi', 'queued', NULL, '["no object"]', '2026-01-01T00:00:02Z'),
   ('joann@x.com', NULL, '100% _off_', 'hi', 'sent', 'rate_limited: so far', NULL, '2026-01-01T00:00:03Z'),
   ('eve@x.com', NULL, 'Stopped', 'hi', 'cancelled', NULL, NULL, '2026-01-01T00:00:04Z'),
@@ -37,7 +37,9 @@ VALUES
   ('crm', 'user.created', 'http://hooks.x.com.evil.org/', '{}', 'COMPLETED', 'http_500', NULL,
    '2026-01-01T00:00:03.500Z');
 INSERT INTO dispatch_job_metadata (dispatch_job_id, meta_key, meta_value)
-SELECT id, 'tenantId', 'acme' FROM dispatch_job WHERE source = 'shop';
+SELECT id, 'tenantId', 'acme' FROM dispatch_job WHERE source = 'shop'
+UNION ALL
+SELECT id, 'order "id"/é', '7 b' FROM dispatch_job WHERE type = 'order.paid';
 """
 EMAILS = """
 INSERT INTO email_log (to_address, subject, body, status, dead_reason, last_error, created_at)

@@ -48,6 +48,7 @@ LINES = {
     "meta.n:5": ["Hello Ann"],
     "meta.is_vip:true": ["Hello Ann"],
     'meta.tenantId:"; DROP"': [],
+    r'meta."order \"id\"/é":"7 b"': ["order.paid", "Hello Ann"],
     "to:ann@x.com": ["Hello Ann"],
     "to:BOB@y.org": ["Hello Ann"],
     "to:dora@z.com": ["Second"],

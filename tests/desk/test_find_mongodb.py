@@ -20,6 +20,7 @@ LINES = {
     "source:s*p": ["order.paid", "order.created"],
     "meta.tenantId:acme": ["order.created"],
     "meta.tenantId:a*": ["order.created"],
+    'meta."$a.b c":7': ["order.created"],
     "to:hooks.x.com": ["order.paid", "order.created"],
     "to:hooks.x.com:8443": ["order.paid"],
     "to:https://hooks.x.com/a*": ["order.created"],
@@ -49,7 +50,7 @@ def job(
 
 async def fill(lanes: Bench) -> None:
     for one in (
-        job("order.created", "https://hooks.x.com/a?b=1", metadata={"tenantId": "acme"}),
+        job("order.created", "https://hooks.x.com/a?b=1", metadata={"tenantId": "acme", "$a.b c": "7"}),
         job("order.paid", "https://hooks.x.com:8443/a", external_id="ext-1"),
         job("user.created", "https://other.org/"),
     ):

@@ -16,6 +16,7 @@ NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 # What can be looked for: any text without control characters and halves of characters.
 VALUES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=40)
+KEYS = st.from_regex(r"[A-Za-z][\w.-]{0,10}", fullmatch=True)
 STATES = [state for states in query.STATES.values() for state in states]
 TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - bounds of Hypothesis are naive
 
@@ -37,15 +38,7 @@ def wishes(draw: st.DrawFn) -> Wanted:
         source=draw(some),
         to=draw(some),
         error=draw(some),
-        meta=dict(
-            sorted(
-                draw(
-                    st.dictionaries(
-                        st.from_regex(r"[A-Za-z][\w.-]{0,10}", fullmatch=True), VALUES, max_size=3
-                    )
-                ).items()
-            )
-        ),
+        meta=dict(sorted(draw(st.dictionaries(KEYS | VALUES, VALUES, max_size=3)).items())),
         id=draw(some),
         words=tuple(draw(st.lists(VALUES, max_size=3, unique=True))),
         since=draw(st.none() | st.just(times[0])),
@@ -111,6 +104,10 @@ def test_the_example_of_the_documentation() -> None:
         ("since:90m", Wanted(since=NOW - timedelta(minutes=90))),
         ("to:https://hooks.example.com:8443/a?b=c", Wanted(to="https://hooks.example.com:8443/a?b=c")),
         ("meta.a.b-c:1", Wanted(meta={"a.b-c": "1"})),
+        ('meta."order id":"7 b" x', Wanted(meta={"order id": "7 b"}, words=("x",))),
+        (r'meta."a\"b\\c:d=e":1', Wanted(meta={r'a"b\c:d=e': "1"})),
+        ('meta."plain":1', Wanted(meta={"plain": "1"})),
+        ('meta."no colon"', Wanted(words=("meta.no colon",))),
         ('"OR" "-status:dead"', Wanted(words=("OR", "-status:dead"))),
         ("terms and conditions -1", Wanted(words=("terms", "and", "conditions", "-1"))),
     ],
@@ -186,6 +183,16 @@ def test_a_term_is_put_in_and_taken_out() -> None:
     assert toggled("lane:mails,email_log", "lane", "mail_outbox") == "lane:email_log"
     assert toggled("type:a", "type", "b c") == 'type:"b c"'
     assert toggled("type:a", "type", "a") == ""
+
+
+def test_a_key_of_metadata_is_put_in_and_taken_out() -> None:
+    line = toggled("status:dead", "meta.order id", "7")
+    assert line == 'status:dead meta."order id":7'
+    assert [chip.field for chip in chips(line)] == ["status", "meta.order id"]
+    assert toggled(line, "meta.order id", "8") == 'status:dead meta."order id":8'
+    assert toggled(line, "meta.order id", "7") == "status:dead"
+    assert isinstance(read('meta."order id:7', NOW), Mistake), "an open quote"
+    assert isinstance(read('meta."":7', NOW), Mistake), "no key"
 
 
 def test_suggestions_are_lines_that_can_be_read() -> None:

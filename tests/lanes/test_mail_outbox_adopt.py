@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.http.door import opened_door
 from tests.lanes.open_events.test_adopt import definitions
 from tests.notifications import OtherProgram, other_program
 from tests.outbox import Bench, bench
 
 from homing.app import opened
-from homing.engine.model import Complete, RetryIn
+from homing.doctor import examine
+from homing.engine.model import Bury, Complete, RetryIn
 from homing.errors import SchemaError
+from homing.lanes.mail_outbox.view import shown
+from homing.messages.model import Wanted
 from homing.senders.mail import SendError, SendErrorCode, SendResult
 from homing.settings import load_settings
 
@@ -297,3 +302,133 @@ async def test_a_due_time_that_may_be_empty_is_refused(sqlite_url: str) -> None:
         async with opened(settings) as homing:
             with pytest.raises(SchemaError, match="next_attempt_at may be NULL; declare it NOT NULL"):
                 await homing.migrate()
+
+
+@pytest.mark.clause("OUT-14")
+async def test_text_that_is_no_json_is_refused_until_it_is_mended(sqlite_url: str) -> None:
+    """PostgreSQL takes no such text into a column of JSON, and no other column is adopted there."""
+    table = {"sqlite": BARE["sqlite"].replace("campaign INTEGER", "headers TEXT, metadata TEXT")}
+    async with made(sqlite_url, table) as other:
+        for headers in ("X-Shop: 7", "{", "", '{"X-Shop": "7"}'):
+            await other.sql(
+                "INSERT INTO mail_outbox (to_address, subject, headers) VALUES ('a@b.c', '', :headers)",
+                headers=headers,
+            )
+        before = await definitions(other)
+        settings = load_settings({"database_url": sqlite_url, "mail_url": "memory://"}, environ={})
+        async with opened(settings) as homing:
+            with pytest.raises(SchemaError, match=r"headers is no JSON in 2 rows; .* NULL there") as refusal:
+                await homing.migrate()
+            assert "X-Shop" not in str(refusal.value)
+            assert await definitions(other) == before
+            (found,) = re.findall("`(SELECT .*?)`", str(refusal.value))
+            assert [row["id"] for row in await other.sql(found)] == [1, 2, 3]
+            await other.sql("UPDATE mail_outbox SET headers = NULL WHERE NOT json_valid(headers)")
+            await homing.migrate()
+
+
+ENDS: Mapping[str, type] = {"headers": Bury, "attachments": Bury, "recipients": RetryIn}
+
+
+@pytest.mark.clause("OUT-14")
+@pytest.mark.parametrize("column", ["headers", "variables", "attachments", "metadata", "recipients"])
+async def test_text_that_is_no_json_and_comes_later_holds_up_nobody(sqlite_url: str, column: str) -> None:
+    """The other program's INSERTs are not refused, whatever they write."""
+    table = {"sqlite": BARE["sqlite"].replace("campaign INTEGER", f"{column} TEXT")}
+    async with made(sqlite_url, table) as other, bench(sqlite_url) as lane:
+        statement = (
+            f"INSERT INTO mail_outbox (status, to_address, subject, {column}) "
+            "VALUES ('queued', 'a@b.c', 'Hi', :text) RETURNING id"
+        )
+        (odd,), (good,) = [await other.sql(statement, text=text) for text in ("X: y", None)]
+        ends = await lane.deliver()
+        assert isinstance(ends[good["id"]], Complete)
+        # What Homing puts into no mail is nothing that a mail can fail by.
+        assert isinstance(ends[odd["id"]], ENDS.get(column, Complete)), ends
+        assert shown(await lane.row(odd["id"])).id == f"outbox_{odd['id']}"
+        wanted = Wanted(lanes=("mail_outbox",), meta={"tenant": "acme"})
+        assert not (await lane.homing.desk.lanes["mail_outbox"].find(wanted, before=None, limit=10)).rows
+
+
+REPEATING = {
+    dialect: statement.replace("campaign integer", "idempotency_key text").replace(
+        "campaign INTEGER", "idempotency_key TEXT"
+    )
+    for dialect, statement in BARE.items()
+}
+
+
+@pytest.mark.clause("OUT-14")
+async def test_idempotency_keys_that_repeat_are_refused_and_can_be_found(database_url: str) -> None:
+    async with made(database_url, REPEATING) as other:
+        for key in ("secret", "secret", "secret", "", "", "once", None, None):
+            await other.sql(
+                "INSERT INTO mail_outbox (to_address, subject, idempotency_key) "
+                "VALUES ('a@b.c', '', :key) RETURNING id",
+                key=key,
+            )
+        before = await definitions(other)
+        settings = load_settings({"database_url": database_url, "mail_url": "memory://"}, environ={})
+        async with opened(settings) as homing:
+            with pytest.raises(SchemaError, match="has 2 idempotency keys more than once") as refusal:
+                await homing.migrate()
+            assert "secret" not in str(refusal.value)
+            assert await definitions(other) == before
+            (found,) = re.findall("`(SELECT .*?)`", str(refusal.value))
+            keys = [row["idempotency_key"] for row in await other.sql(found)]
+            assert sorted(keys) == ["", "secret"]
+            await other.sql("UPDATE mail_outbox SET idempotency_key = NULL WHERE idempotency_key <> 'once'")
+            await homing.migrate()
+
+
+def wanting(column: str) -> dict[str, str]:
+    """A table in which every row needs something that Homing does not know."""
+    return {
+        dialect: statement.replace("campaign integer", column).replace("campaign INTEGER", column)
+        for dialect, statement in BARE.items()
+    }
+
+
+@pytest.mark.clause("OUT-14")
+async def test_a_column_that_homing_cannot_fill_is_named_wherever_it_matters(database_url: str) -> None:
+    async with (
+        made(database_url, wanting("campaign integer NOT NULL")) as other,
+        opened_door(database_url) as lane,
+    ):
+        (warned,) = lane.log.all("migrate.unfilled")
+        assert (
+            "mail_outbox.campaign wants a value that Homing does not know; give it a default" in warned["why"]
+        )
+        await other.sql(order("bare"))
+        assert [type(end) for end in (await lane.deliver()).values()] == [Complete], "theirs are sent"
+        mail = {"to": "ann@example.org", "subject": "Hi", "text": "Hello.", "html": "<p>Hello.</p>"}
+        for body in (mail, [mail]):
+            answer = await lane.client.post("/api/mail", json=body)
+            assert answer.status_code == 409, answer.text
+            error = answer.json()["error"]
+            assert error["code"] == "CONFLICT"
+            assert "mail_outbox.campaign is NOT NULL" in error["message"]
+            assert "give the column a default" in error["message"]
+        assert len(await other.sql("SELECT id FROM mail_outbox")) == 1
+        findings = {one.check: one for one in await examine(lane.homing.settings)}
+        assert findings["migrations"].well
+        assert not findings["mail_outbox"].well
+        assert "mail_outbox.campaign" in findings["mail_outbox"].detail
+
+
+@pytest.mark.clause("OUT-14")
+async def test_what_their_table_wants_of_a_mail_is_asked_of_each(database_url: str) -> None:
+    """The table wants an HTML part: a mail without it is refused, and keeps no other from its place."""
+    async with made(database_url, BARE), opened_door(database_url) as lane:
+        assert lane.log.all("migrate.unfilled") == []
+        plain = {"to": "ann@example.org", "subject": "Hi", "text": "Hello."}
+        rich = {**plain, "html": "<p>Hello.</p>"}
+        answer = await lane.client.post("/api/mail", json=plain)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["details"] == {"field": "html"}
+        assert "mail_outbox.html_body is NOT NULL" in answer.json()["error"]["message"]
+        answer = await lane.client.post("/api/mail", json=[plain, rich])
+        assert answer.status_code == 200
+        verdicts = [item["verdict"] for item in answer.json()["items"]]
+        assert verdicts == ["invalid", "created"]
+        assert [type(end) for end in (await lane.deliver()).values()] == [Complete]

@@ -98,6 +98,8 @@ class AuditLog:
             await self.insert(entry)
         except DatabaseError as error:
             self._report(entry, str(error))
+        except Exception as bug:  # noqa: BLE001 - an answer is on its way out, and has to get there
+            self._telemetry.crashed("audit.failed", bug, **_told(entry))
 
     async def insert(self, entry: Entry) -> None:
         """As `write`, for who can tell a person that it failed."""

@@ -40,7 +40,12 @@ ErrorClass = Annotated[
     str | None, typer.Option("--error-class", help="Jobs in ERROR that died of this: http_500, …")
 ]
 Metadata = Annotated[
-    list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="Jobs that have it; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--metadata",
+        metavar="KEY=VALUE",
+        help='Jobs that have it; repeatable. A key with = in it: "KEY"=VALUE.',
+    ),
 ]
 Since = Annotated[
     str | None, typer.Option("--since", metavar="2h", help="Jobs created since; s, m, h, d, w, or a time.")
@@ -96,6 +101,10 @@ def filter_of(flags: JobFlags, status: str | None, now: datetime) -> Filter:
 
 
 def _pair(text: str) -> tuple[str, str]:
+    from homing.desk.query import quoted_key
+
+    if quoted := quoted_key(text, 0, "="):
+        return f"metadata.{quoted[0]}", text[quoted[1] :]
     key, sign, value = text.partition("=")
     if not sign:
         raise InvalidRequest(f"--metadata is written KEY=VALUE, and {text[:40]!r} is not")

@@ -57,6 +57,8 @@ class UniqueSpec(Struct, frozen=True):
     """A unique index that the migration makes, unless the table has one over these columns."""
 
     columns: tuple[str, ...]
+    #: How the migration calls it.
+    index: str
     #: What there are several of, in the plural, and why that cannot stay.
     subject: str
     reason: str
@@ -70,7 +72,7 @@ class TableSpec(Struct, frozen=True, kw_only=True):
     #: A column that has to number its rows itself, because the lane inserts rows without it.
     numbered: str | None = None
     #: The lane inserts rows: further columns that it fills. None where another program's columns may be NOT
-    #: NULL without a default; then only that program can insert.
+    #: NULL without a default; then only that program can insert (`unfilled`).
     filled: frozenset[str] | None = None
     #: Of each group the table has to have one column at least.
     one_of: tuple[tuple[str, ...], ...] = ()
@@ -107,6 +109,12 @@ class FoundTable(Struct, frozen=True):
 async def find_table(database: Database, name: str) -> FoundTable | None:
     """The table as it is in the database; None where there is none."""
     return await _catalog(database).table(name)
+
+
+async def unfilled(database: Database, spec: TableSpec) -> list[str]:
+    """Why no row of ours can be inserted, a sentence for each column; that program's own INSERTs go on."""
+    table = await find_table(database, spec.name)
+    return [] if table is None else list(_of_new_rows(spec, spec.filled or frozenset(), table))
 
 
 async def refused_words(database: Database, spec: TableSpec, column: str, words: Sequence[str]) -> list[str]:
@@ -204,8 +212,18 @@ async def _of_contents(catalog: _Sqlite | _Postgres, spec: TableSpec, table: Fou
         for name in spec.text_times
         if name in table.columns and (numbers := await catalog.numbers(spec.name, name))
     ]
+    for name, wanted in spec.columns.items():
+        if wanted.kind != "json" or name not in table.columns:
+            continue
+        if rows := await catalog.malformed(spec.name, name):
+            found = f"`SELECT {spec.key} FROM {spec.name} WHERE NOT json_valid({name})`"  # noqa: S608 - shown
+            said.append(
+                f"{spec.name}.{name} is no JSON in {rows} rows; write JSON or NULL there: {found} finds them"
+            )
     if spec.unique is not None and (twice := await _twice(catalog, spec.name, spec.unique, table)):
-        said.append(f"{spec.name} has {twice} {spec.unique.subject} more than once; {spec.unique.reason}")
+        subject, reason = spec.unique.subject, spec.unique.reason
+        found = f"`{_repeated(spec.name, spec.unique)}` finds them"
+        said.append(f"{spec.name} has {twice} {subject} more than once; {reason}: {found}")
     return said
 
 
@@ -213,14 +231,15 @@ async def _twice(catalog: _Sqlite | _Postgres, name: str, unique: UniqueSpec, ta
     there = set(unique.columns) <= set(table.columns)
     if not there or frozenset(unique.columns) in table.unique:
         return 0
-    columns = ", ".join(unique.columns)
-    # The names are those of a description of ours. NULLs are never the same.
-    (row,) = await catalog.ask(
-        f"SELECT count(*) AS count FROM (SELECT 1 AS one FROM {name} WHERE "  # noqa: S608 - ours
-        f"{' AND '.join(f'{column} IS NOT NULL' for column in unique.columns)} "
-        f"GROUP BY {columns} HAVING count(*) > 1) AS twice"
-    )
+    (row,) = await catalog.ask(f"SELECT count(*) AS count FROM ({_repeated(name, unique)}) AS twice")  # noqa: S608 - ours
     return int(row["count"])
+
+
+def _repeated(name: str, unique: UniqueSpec) -> str:
+    """The names are those of a description of ours. NULLs are never the same."""
+    columns = ", ".join(unique.columns)
+    known = " AND ".join(f"{column} IS NOT NULL" for column in unique.columns)
+    return f"SELECT {columns}, count(*) FROM {name} WHERE {known} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608 - ours
 
 
 class _Catalog:
@@ -282,6 +301,14 @@ class _Sqlite(_Catalog):
         )
         return int(row["count"])
 
+    async def malformed(self, table: str, column: str) -> int:
+        """An empty text is read as nothing."""
+        (row,) = await self.ask(
+            f"SELECT count(*) AS count FROM {table} WHERE {column} <> '' AND "  # noqa: S608 - ours
+            f"CASE typeof({column}) WHEN 'text' THEN NOT json_valid({column}) ELSE 1 END"
+        )
+        return int(row["count"])
+
 
 def _is_refused(memory: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> bool:
     names, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
@@ -325,7 +352,7 @@ def _sqlite_column(row: Row, key: frozenset[str]) -> FoundColumn:
         declared or "of no type",
         _sqlite_holds(declared),
         bool(row["notnull"]),
-        row["dflt_value"] is not None or numbers_itself,
+        row["dflt_value"] is not None or numbers_itself or row["hidden"] in _GENERATED,
     )
 
 
@@ -342,7 +369,9 @@ def _sqlite_holds(declared: str) -> frozenset[Kind]:
 
 _SQLITE_KIND = "SELECT type FROM sqlite_master WHERE lower(name) = :name AND type IN ('table', 'view')"
 _SQLITE_DEFINITION = "SELECT sql FROM sqlite_master WHERE lower(name) = :name AND type = 'table'"
-_SQLITE_COLUMNS = 'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_xinfo(:name)'
+_SQLITE_COLUMNS = 'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(:name)'
+#: In the column `hidden`: its value is made from others, and may be kept.
+_GENERATED = frozenset({2, 3})
 _SQLITE_UNIQUE = """
 SELECT (SELECT group_concat(i.name) FROM pragma_index_info(l.name) AS i) AS columns
 FROM pragma_index_list(:name) AS l
@@ -394,6 +423,10 @@ class _Postgres(_Catalog):
 
     async def numbers(self, _table: str, _column: str) -> int:
         """A column of times holds nothing else."""
+        return 0
+
+    async def malformed(self, _table: str, _column: str) -> int:
+        """Nor does one of JSON."""
         return 0
 
 

@@ -114,7 +114,9 @@ def in_json(dialect: Dialect, column: str, meta: Mapping[str, str]) -> Condition
             found += matches(dialect, f"({column} ->> :key{number}::text)", f"value{number}", value)
             continue
         entry = matches(dialect, _JSON_TEXT, f"value{number}", value)
-        inside = select("1", f"json_each({column}) AS m", (f"m.key = :key{number}", *entry.texts))
+        # Where it is no JSON at all, SQLite would give up on all rows.
+        readable = f"CASE WHEN json_valid({column}) THEN {column} END"
+        inside = select("1", f"json_each({readable}) AS m", (f"m.key = :key{number}", *entry.texts))
         found += Conditions((f"EXISTS ({inside})",), entry.values)
     return found
 

@@ -141,11 +141,13 @@ async def applied_at(database: Database, component: str, version: int) -> dateti
 
 
 async def run_again(
-    database: Database, migration: Migration, before: str = "", patience: Patience = _PATIENCE
+    database: Database, *migrations: Migration, before: str = "", patience: Patience = _PATIENCE
 ) -> None:
-    """Run what was applied once more, after some other statements. Only for scripts that may be run twice."""
-    script = _LEDGER[database.dialect] + before + _statements(database.dialect, migration.sql)
-    await _patiently(database, migration, patience, lambda: database.run_script(script))
+    """Run once more what was applied, in one transaction: scripts that may run twice, if after `before`."""
+    script = _LEDGER[database.dialect] + before
+    for migration in migrations:
+        script += _statements(database.dialect, await _as_found(database, migration))
+    await _patiently(database, migrations[0], patience, lambda: database.run_script(script))
 
 
 async def _apply_patiently(database: Database, migration: Migration, patience: Patience) -> bool:

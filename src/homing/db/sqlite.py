@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from homing.db.instants import read_instant
 from homing.db.queries import Dialect, Query
-from homing.errors import Conflict, DatabaseError, NoDatabase, Refused, SchemaError, Unreachable
+from homing.errors import Conflict, DatabaseError, MissingValue, NoDatabase, Refused, SchemaError, Unreachable
 
 Result = TypeVar("Result")
 
@@ -327,6 +327,7 @@ def _integrity(connection: sqlite3.Connection) -> tuple[bool, str]:
     return found == "ok", found
 
 
+_NOT_NULL = "NOT NULL constraint failed: "
 _MISSING = ("no such table", "no such column", "no such index", "has no column named")
 
 
@@ -341,5 +342,7 @@ def _translate(error: sqlite3.Error, path: str) -> DatabaseError:
         return Unreachable(f"cannot open {path}: {text}; check that the folder exists and may be written")
     if "not a database" in text:
         return DatabaseError(f"{path} is no SQLite database: {text}")
+    if text.startswith(_NOT_NULL):
+        return MissingValue(text.removeprefix(_NOT_NULL))
     kind = Refused if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError) else DatabaseError
     return kind(f"{path}: {text}")

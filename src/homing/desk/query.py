@@ -1,7 +1,8 @@
 """The query line: `status:dead lane:dispatch_jobs type:order.* meta.tenantId:acme to:*@x.com since:2h`.
 
-Terms stand beside each other, and all of them have to hold. `read` makes what is wanted of a line, or says
-what is wrong with it, where, and how to mend it; `write` makes the line of what is wanted.
+Terms stand beside each other, and all of them have to hold. A value may stand in quotes, and a key of
+metadata, too: `meta."order id":"7 b"`. `read` makes what is wanted of a line, or says what is wrong with it,
+where, and how to mend it; `write` makes the line of what is wanted.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 #: What people paste to find one message. A word of letters alone is no job, though it may look like one.
 _ID = re.compile(r"(?:outbox|email|notification)_\d{1,18}|[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}")
 _FIELD = re.compile(r"[A-Za-z][\w.-]*:")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 #: What other query lines have, and this one has not.
 _ANDS: Final = frozenset({"AND", "&&", "&"})
 _ORS: Final = frozenset({"OR", "||", "|"})
@@ -184,10 +186,25 @@ def _next_start(line: str, place: int) -> int:
 
 
 def _term_at(line: str, start: int) -> Term:
-    named = _FIELD.match(line, start)
-    value_start = named.end() if named else start
+    field, value_start = _field_at(line, start)
     value, end, quoted, is_open = _value_at(line, value_start)
-    return Term(start, end, named[0][:-1] if named else "", value, quoted, is_open)
+    return Term(start, end, field, value, quoted, is_open)
+
+
+def _field_at(line: str, start: int) -> tuple[str, int]:
+    """A field's name, and where its value begins."""
+    if line.startswith(_META, start) and (key := quoted_key(line, start + len(_META), ":")):
+        return f"{_META}{key[0]}", key[1]
+    named = _FIELD.match(line, start)
+    return (named[0][:-1], named.end()) if named else ("", start)
+
+
+def quoted_key(line: str, start: int, sign: str) -> tuple[str, int] | None:
+    """What stands here in quotes, and where what follows the sign behind it begins."""
+    found = _QUOTED.match(line, start)
+    if found is None or not line.startswith(sign, found.end()):
+        return None
+    return re.sub(r"\\(.)", r"\1", found[1]), found.end() + len(sign)
 
 
 def _value_at(line: str, start: int) -> tuple[str, int, bool, bool]:
@@ -474,7 +491,14 @@ def _listed(field: str, values: Iterable[str]) -> str:
 
 
 def _single(field: str, value: str | None) -> str:
-    return "" if value is None else f"{field}:{_written(value)}"
+    return "" if value is None else f"{_named(field)}:{_written(value)}"
+
+
+def _named(field: str) -> str:
+    """Metadata may have any key."""
+    if not field.startswith(_META) or _FIELD.fullmatch(f"{field}:"):
+        return field
+    return f"{_META}{_in_quotes(field.removeprefix(_META))}"
 
 
 def _stamp(moment: datetime | None) -> str | None:
@@ -482,9 +506,11 @@ def _stamp(moment: datetime | None) -> str | None:
 
 
 def _written(value: str) -> str:
-    if _PLAIN.fullmatch(value):
-        return value
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return value if _PLAIN.fullmatch(value) else _in_quotes(value)
+
+
+def _in_quotes(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
@@ -534,11 +560,11 @@ def toggled(line: str, field: str, value: str) -> str:
         named = [lane_called(one) if field == "lane" else one for one in values]
         values = [one for one in named if one != value] if value in named else [*values, value]
         return _put(line, term, field, ",".join(values)) if values else _without(line, term)
-    return f"{line.strip()} {field}:{_written(value)}".strip()
+    return f"{line.strip()} {_named(field)}:{_written(value)}".strip()
 
 
 def _put(line: str, term: Term, field: str, value: str) -> str:
-    return f"{line[: term.start]}{field}:{_written(value)}{line[term.end :]}".strip()
+    return f"{line[: term.start]}{_named(field)}:{_written(value)}{line[term.end :]}".strip()
 
 
 def suggestions() -> dict[str, Any]:

@@ -17,9 +17,9 @@ from homing.db import Database, connect
 from homing.db.adoption import refusals
 from homing.db.migrate import load_migrations, migrate
 from homing.db.patience import Patience
+from homing.db.repair import repair
 from homing.errors import NotAllowed
 from homing.lanes.open_events.adopt import TABLES
-from homing.lanes.open_events.repair import repair
 
 #: As the origin's migrations write them: names, defaults and keys of its own, and columns we do not know.
 FOREIGN = {
@@ -304,7 +304,7 @@ async def test_a_table_that_lost_the_columns_again_is_repaired(database_url: str
         await other.sql("DROP TABLE subscriptions")
         await other.sql(statement)
         migrations = load_migrations(["homing.lanes.open_events"], database.dialect)
-        assert [m.version for m in await repair(database, migrations, Patience())] == [0, 1]
+        assert [m.version for m in await repair(database, migrations, TABLES, Patience())] == [0, 1]
         ids = await named_rows(other)
         async with notification_bench(database_url, migrated=False) as bench:
             await bench.drain()

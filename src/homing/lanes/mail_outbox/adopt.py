@@ -59,7 +59,10 @@ TABLES: Final = (
         key="id",
         one_of=(("text_body", "html_body"),),
         unique=UniqueSpec(
-            ("idempotency_key",), "idempotency keys", "a key is that of one mail, so change the others"
+            ("idempotency_key",),
+            "mail_outbox_idempotency",
+            "idempotency keys",
+            "a key is that of one mail, so change the others, or make them NULL",
         ),
         indexes=(
             "mail_outbox_due",

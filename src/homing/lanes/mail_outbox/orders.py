@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from homing.db import iso
 from homing.engine.coalesce import Batched
-from homing.errors import InvalidRequest, NotAllowed
+from homing.errors import InvalidRequest, MissingValue, NotAllowed
 from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, Ordered, new_token
 from homing.replies import BatchReply, Verdict, invalid
@@ -61,7 +62,7 @@ class MailOrders:
     def __init__(self, outbox: MailOutbox, telemetry: Telemetry) -> None:
         self._outbox = outbox
         self._telemetry = telemetry
-        self._enqueue: Batched[NewMail, Ordered] = Batched(outbox.enqueue)
+        self._batched: Batched[NewMail, Ordered] = Batched(outbox.enqueue)
 
     async def place(self, order: NewMail) -> Ordered:
         with self._telemetry.tracing.creating("mail_outbox") as trace:
@@ -82,11 +83,28 @@ class MailOrders:
         self._telemetry.enqueued("mail_outbox", created)
         return BatchReply(created, verdicts)
 
-    async def _enqueue_all(self, orders: Sequence[NewMail]) -> Sequence[Ordered]:
+    async def _enqueue_all(self, orders: Sequence[NewMail]) -> Sequence[Ordered | InvalidRequest]:
         if not orders:
             return []
         with self._telemetry.tracing.creating("mail_outbox", len(orders)) as trace:
-            return await self._outbox.enqueue([_of_trace(order, trace) for order in orders])
+            traced = [_of_trace(order, trace) for order in orders]
+            try:
+                return await self._outbox.enqueue(traced)
+            except MissingValue:
+                # Another program's table: some of the mails may have what it wants.
+                return await asyncio.gather(*map(self._enqueue_or_say, traced))
+
+    async def _enqueue(self, order: NewMail) -> Ordered:
+        try:
+            return await self._batched(order)
+        except MissingValue as error:
+            raise _unfilled(error.column) from error
+
+    async def _enqueue_or_say(self, order: NewMail) -> Ordered | InvalidRequest:
+        try:
+            return await self._enqueue(order)
+        except InvalidRequest as error:
+            return error
 
     def _count(self, ordered: Sequence[Ordered]) -> None:
         self._telemetry.enqueued("mail_outbox", sum(o.verdict == "created" for o in ordered))
@@ -94,6 +112,32 @@ class MailOrders:
 
 def _of_trace(order: NewMail, trace: Trace | None) -> NewMail:
     return order if trace is None else msgspec.structs.replace(order, traceparent=trace.traceparent)
+
+
+#: What fills a column that another program's table may want filled, where a mail may come without it.
+_FILLED_BY = {
+    "text_body": "text",
+    "html_body": "html",
+    "from_address": "from",
+    "cc_address": "cc",
+    "bcc_address": "bcc",
+    "reply_to": "replyTo",
+    "unsubscribe_url": "unsubscribeUrl",
+    "idempotency_key": "idempotencyKey",
+    "expires_at": "expiresAt",
+    "send_at": "sendAt",
+    **{name: name for name in ("template", "variables", "locale", "headers", "attachments", "metadata")},
+}
+
+
+def _unfilled(column: str) -> InvalidRequest | NotAllowed:
+    """Another program made the table, and wants something in every row."""
+    if field := _FILLED_BY.get(column.rpartition(".")[2]):
+        return InvalidRequest(f"{field}: every mail needs it here, for {column} is NOT NULL", field)
+    return NotAllowed(
+        f"{column} is NOT NULL, and Homing knows no value for it: give the column a default, or insert mails "
+        "by the program that made the table"
+    )
 
 
 def _read(item: msgspec.Raw) -> NewMail | InvalidRequest:

@@ -96,7 +96,7 @@ def _due(row: Row) -> str | None:
 
 def _filenames(attachments: str | None) -> list[str]:
     """Another program wrote the column, so it may hold anything; a mail with nonsense in it is shown too."""
-    given = msgspec.json.decode(attachments) if attachments else None
+    given = _read(attachments)
     listed_files = given if isinstance(given, list) else []
     return [str(file.get("filename", "?")) if isinstance(file, dict) else "?" for file in listed_files]
 
@@ -128,4 +128,8 @@ def shown(row: Row) -> OutboxMail:
 
 
 def _read(text: str | None) -> Any:
-    return msgspec.json.decode(text) if text else None
+    """What is no JSON, as it is: in SQLite another program's column takes any text."""
+    try:
+        return msgspec.json.decode(text) if text else None
+    except msgspec.DecodeError:
+        return text

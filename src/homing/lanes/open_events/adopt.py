@@ -78,6 +78,7 @@ TABLES: Final = (
         filled=frozenset(),
         unique=UniqueSpec(
             ("open_event_id", "subscription_id"),
+            "homing_notifications_once",
             "pairs of open_event_id and subscription_id",
             "nobody is to be told twice of one event, so delete the others",
         ),
