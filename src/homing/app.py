@@ -67,7 +67,7 @@ MIGRATED = (
 JOBS_MIGRATED = ("homing.lanes.dispatch_jobs",)
 #: What the database of another program gets, for its notifications.
 NOTIFY_MIGRATED = ("homing.db.attempts", "homing.lanes.open_events")
-#: They mark what had ended without a mark, and are applied once more after the last process that ends rows so.
+#: They mark what had ended without a mark; applied once more when the last process that ends so has gone.
 MARKING = (("mail_outbox", 7), ("email_log", 8), ("open_events", 3))
 LANES = ("mail_outbox", "dispatch_jobs", "email_log", "open_events")
 #: A lane of two stages may be worked on by stage, each in processes of its own.
@@ -283,9 +283,9 @@ class Homing:
         return [f"{told}; until then only its own program puts mails in, which are sent" for told in found]
 
     async def finish_migration(self) -> bool:
-        """What processes of the version before need or leave goes with the last of them; whether it is gone."""
+        """What processes of the version before need or leave goes with the last of them; if it is gone."""
         index_until = await former_key_index_until(self.jobs_database)
-        unmarked = [(database, await self._unmarked(database, wanted)) for database, wanted in self.schemas]
+        unmarked = [(one, await self._unmarked(one, wanted)) for one, wanted in self.schemas]
         if index_until is None and not any(marking for _, marking in unmarked):
             return True
         if await self._former_work(index_until):
@@ -300,7 +300,7 @@ class Homing:
 
     async def _unmarked(self, database: Database, wanted: Sequence[Migration]) -> tuple[Migration, ...]:
         again = [once_more(one) for one in wanted if (one.component, one.version) in MARKING]
-        return (await check(database, again)).migrations
+        return (await check(database, again)).migrations if again else ()
 
     async def _former_work(self, index_until: datetime | None) -> bool:
         """Whether a process that began before the migrations that it does not know is still there."""

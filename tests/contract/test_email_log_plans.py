@@ -120,8 +120,8 @@ async def test_a_claim_touches_a_handful_of_pages(postgres_url: str) -> None:
         assert plan.buffers < 3000, "the table alone has more pages than that"
 
 
-#: Pending rows that are not ours to publish, or no more: their producer has published them and notes nothing, their
-#: scheduler has; we have, after they were put back.
+#: Pending rows that are not ours to publish, or no more: their producer has published them and notes nothing,
+#: their scheduler has; we have, after they were put back.
 NOT_OURS = {
     "new": "attempt_count = 0, last_queued_at = NULL",
     "retried": "attempt_count = 1, last_queued_at = NULL",
@@ -133,7 +133,10 @@ NOT_OURS = {
 @pytest.mark.clause("RTY-11", "RTY-22")
 @pytest.mark.parametrize("backlog", NOT_OURS)
 async def test_postgres_looks_at_no_backlog_that_is_not_ours(postgres_url: str, backlog: str) -> None:
-    async with email_bench(postgres_url, email_publish_new=False) as lane, measuring(postgres_url) as connection:
+    async with (
+        email_bench(postgres_url, email_publish_new=False) as lane,
+        measuring(postgres_url) as connection,
+    ):
         await lane.sql(POSTGRES_ROWS)
         await connection.execute(
             "UPDATE email_log SET status = 'Pending', locked_by = NULL, locked_until = NULL, "

@@ -13,8 +13,12 @@ pytestmark = pytest.mark.clause("OUT-15", "NTF-30")
 
 #: Ended as by that version: without a mark.
 ENDED = {
-    "mail_outbox": "INSERT INTO mail_outbox (to_address, subject, status) VALUES ('ann@example.org', 'Hi', 'failed')",
-    "email_log": "INSERT INTO email_log (to_address, subject, status) VALUES ('ann@example.org', 'Hi', 'Dead')",
+    "mail_outbox": (
+        "INSERT INTO mail_outbox (to_address, subject, status) VALUES ('ann@example.org', 'Hi', 'failed')"
+    ),
+    "email_log": (
+        "INSERT INTO email_log (to_address, subject, status) VALUES ('ann@example.org', 'Hi', 'Dead')"
+    ),
     "open_event_notifications": (
         "INSERT INTO open_event_notifications (open_event_id, subscription_id, dedupe_key, fanout_status) "
         "SELECT 1, 1 + count(*), 'k', 'expired' FROM open_event_notifications"

@@ -412,7 +412,7 @@ async def test_a_refused_email_that_is_put_back_by_sql_is_sent_to_whom_it_did_no
 async def test_what_was_put_back_as_failed_is_published_by_one_scheduler(
     lane: EmailBench, sql: Console, rabbitmq_url: str, ended: str
 ) -> None:
-    """Theirs was first, and noted no time: it looks as what was made Pending by plain SQL, which is ours to publish."""
+    """Theirs was first, and noted no time: it looks as what was made Pending by plain SQL, which is ours."""
     queue = await make_queue(lane)
     lane.sender.answer("bo@example.org", NEVER)
     lane.sender.answer("cy@example.org", LATER)

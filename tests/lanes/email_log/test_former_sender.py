@@ -62,7 +62,7 @@ def former(lane: EmailBench) -> FormerSender:
 
 
 async def overtaken(lane: EmailBench, former: FormerSender) -> tuple[int, str, int]:
-    """Our scheduler has claimed it and published; its message came to the former sender before it was settled."""
+    """Our scheduler has published, and its message came to the former sender before that was written down."""
     (id,) = await lane.insert(1, status="Failed", attempt_count=2)
     (claim,) = await lane.due.claim(1)
     key = (await lane.row(id))["message_key"]

@@ -444,7 +444,7 @@ async def test_where_no_process_has_a_broker_the_dead_are_counted_and_nobody_is_
 async def test_deaths_wait_for_a_process_that_has_not_seen_its_queue_yet(
     lane: EmailBench, brokers: dict[str, str], state: Own, *, waits: bool
 ) -> None:
-    """After an upgrade the first process may be one without a broker; a version before does not say what it has."""
+    """After an upgrade the first may be one without a broker; a version before does not say what it has."""
     who = Identity("other:1", "other", 1, "0.1.0", "boot", ("email_log",), serves=True)
     await lane.homing.fleet.beat(who, state, Report(brokers=brokers), up_seconds=60.0)
     (id,) = await lane.insert(1, status="Dead", dead_reason="Bounced")
