@@ -70,6 +70,7 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
     yield _key(homing.settings)
     for finding in _egress(homing.settings):
         yield finding
+    yield _proxy(homing.settings)
     yield _lease_finding(homing.settings)
 
 
@@ -338,6 +339,25 @@ def _egress(settings: Settings) -> list[Finding]:
             )
         ]
     return [*found, _plain_http(settings, local=local)]
+
+
+def _proxy(settings: Settings) -> Finding:
+    """Homing has no TLS of its own, so where people come by https, a proxy is in front."""
+    named = settings.trusted_proxies
+    if any(not network.prefixlen for network in settings.proxies):
+        told = "believes everybody: whoever calls may choose an address; name the proxies that are meant"
+        return Finding("proxies", False, f"HOMING_TRUSTED_PROXIES={named} {told}")
+    if named:
+        return Finding("proxies", True, f"{named} may say whom they ask for")
+    if not (settings.base_url or "").lower().startswith("https:"):
+        return Finding("proxies", True, "none is trusted: who asks is who connects")
+    return Finding(
+        "proxies",
+        False,
+        "HOMING_BASE_URL is https, so a proxy is in front, and HOMING_TRUSTED_PROXIES does not name it: all "
+        "people have its address, in the audit log and where one of them guesses passwords; name the address "
+        "that it calls from, and let it add to X-Forwarded-For whom it was called by",
+    )
 
 
 def _plain_http(settings: Settings, *, local: bool) -> Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -55,6 +55,18 @@ def _retention(value: str) -> str:
 
 def _comma_list(value: str) -> str:
     return ",".join(part.strip() for part in value.split(",") if part.strip())
+
+
+def _networks(value: str) -> str:
+    listed = _comma_list(value)
+    for part in listed.split(",") if listed else ():
+        try:
+            ip_network(part)
+        except ValueError:
+            raise ValueError(
+                f"{part!r} is no network; write addresses and networks such as 10.0.0.7 or 10.1.0.0/16"
+            ) from None
+    return listed
 
 
 def _lower_scheme(value: str) -> str:
@@ -318,6 +330,11 @@ class Settings(BaseModel):
         None,
         description="How this API is reached through a proxy: its host is served too.",
     )
+    trusted_proxies: Annotated[str, AfterValidator(_networks)] = Field(
+        "",
+        description="Proxies (addresses and CIDRs, by commas) that X-Forwarded-For and X-Forwarded-Proto are "
+        "believed from; each has to add the address that it was called from. Empty: nobody.",
+    )
     metrics_port: int = Field(
         0,
         ge=0,
@@ -400,6 +417,10 @@ class Settings(BaseModel):
     trace_sample: float = Field(
         1.0, ge=0.0, le=1.0, description="The share of traces that begin here and are told of."
     )
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        return tuple(ip_network(part) for part in self.trusted_proxies.split(",") if part)
 
     def coming_from(self, origins: Mapping[str, str]) -> Settings:
         self._origins = origins

@@ -10,8 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.access.desk import CHEAP, PASSWORD, Desk, opened_desk
+from tests.outbox import bench
+from tests.workers.running import at_work
 
-from homing.access.login import LoggedIn, TooManyLogins, WrongLogin
+from homing.access.login import LoggedIn, LoginsBusy, TooManyLogins, WrongLogin
 from homing.access.passwords import Cost, Passwords
 from homing.access.scopes import ROLES
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -132,6 +134,7 @@ async def test_a_session_ends_by_disuse_by_age_and_by_hand(desk: Desk) -> None:
     assert not await lives(token)
 
     token = (await log_in(desk)).token
+    await desk.access.log_in.forget_old()
     assert len(await desk.sql("SELECT hash FROM homing_session")) == 1, "those that ended are forgotten"
     await sessions.close(token, "user:ann", HERE)
     assert await sessions.find(token) is None
@@ -231,6 +234,90 @@ async def someone_waits(connection: asyncpg.Connection) -> None:
     async with asyncio.timeout(30):
         while not await connection.fetchval(waits):
             await asyncio.sleep(0.01)
+
+
+async def failures(desk: Desk) -> dict[str, int]:
+    rows = await desk.sql("SELECT subject, failures FROM homing_login_failure")
+    return {row["subject"]: row["failures"] for row in rows}
+
+
+async def test_who_is_refused_writes_nothing_and_is_not_counted_against_the_owner_of_a_name(
+    desk: Desk,
+) -> None:
+    await ann(desk)
+    await log_in(desk, password="wrong password", address="192.0.2.9")
+    await fail(desk, 20, "user{}")
+    assert isinstance(await log_in(desk, "bo", "wrong password"), WrongLogin)
+    known, entries = await failures(desk), await desk.entries()
+    for number in range(30):
+        assert isinstance(await log_in(desk, f"other{number}", "wrong password"), TooManyLogins)
+        assert isinstance(await log_in(desk, "ann", "wrong password"), TooManyLogins)
+    assert await failures(desk) == known
+    assert await desk.entries() == entries
+    assert isinstance(await log_in(desk, address="192.0.2.8"), LoggedIn)
+
+
+async def test_a_crowd_that_guesses_makes_nobody_wait_for_its_hashes(desk: Desk) -> None:
+    """60 at once would keep the right one waiting for 9 s: so few may be in line that it takes a second."""
+    await ann(desk)
+    passwords = desk.access.log_in._passwords
+    computed, before = 0, passwords.match
+
+    async def counting(stored: str | None, password: str) -> bool:
+        nonlocal computed
+        matches = await before(stored, password)
+        computed += 1
+        return matches
+
+    passwords.match = counting  # type: ignore[method-assign] # what the real one does is counted
+    crowd = [
+        asyncio.create_task(log_in(desk, f"user{number}", "wrong password", f"198.51.100.{number}"))
+        for number in range(60)
+    ]
+    result = await log_in(desk)
+    assert computed <= 8
+    tries = 1
+    while isinstance(result, LoginsBusy):
+        assert result.retry_after == 1.0
+        tries += 1
+        await asyncio.sleep(0.01)
+        result = await log_in(desk)
+    assert isinstance(result, LoggedIn)
+    results = await asyncio.gather(*crowd)
+    assert {type(one) for one in results} <= {WrongLogin, LoginsBusy}
+    assert any(isinstance(one, LoginsBusy) for one in results)
+    counted = await failures(desk)
+    assert sum(subject.startswith("name:") for subject in counted) == computed - 1, (
+        "who is turned away costs nothing"
+    )
+
+
+async def test_one_address_takes_few_places_in_the_line_and_fewer_once_it_failed(desk: Desk) -> None:
+    await ann(desk)
+    crowd = [log_in(desk, f"user{number}", "wrong password") for number in range(20)]
+    *results, other = await asyncio.gather(*crowd, log_in(desk, address="192.0.2.8"))
+    assert sum(isinstance(one, WrongLogin) for one in results) == 3
+    assert isinstance(other, LoggedIn)
+    for number in range(8):
+        await log_in(desk, "bo", "wrong password", f"198.51.100.{number}")
+        await desk.let_pass("homing_login_failure", 1000, "blocked_until")
+    again = [log_in(desk, f"cy{number}", "wrong password", f"198.51.100.{number}") for number in range(8)]
+    *results, other = await asyncio.gather(*again, log_in(desk, address="192.0.2.8"))
+    assert sum(isinstance(one, WrongLogin) for one in results) == 4
+    assert isinstance(other, LoggedIn)
+
+
+async def test_what_is_known_of_old_logins_goes_though_nobody_logs_in(database_url: str) -> None:
+    async with bench(database_url, port=0) as lane:
+        desk = Desk(lane.homing.database, lane.log)
+        await ann(desk)
+        assert isinstance(await log_in(desk), LoggedIn)
+        await log_in(desk, "bo", "wrong password")
+        await desk.let_pass("homing_login_failure", 86401, "last_at")
+        await desk.let_pass("homing_session", 86401, "created_at")
+        async with at_work(lane.homing, [], api=True), asyncio.timeout(30):
+            while await failures(desk) or await desk.sql("SELECT hash FROM homing_session"):
+                await asyncio.sleep(0.02)
 
 
 async def test_one_address_cannot_try_many_names(desk: Desk) -> None:

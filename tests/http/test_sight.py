@@ -262,7 +262,7 @@ RESET = "https://shop.example.org/reset?token=Zk81mQ4xT9vB"
 CODE = "482-canary-913"
 LEAVE = "https://shop.example.org/leave/W7pk20QzLm4d"
 MAIL_SECRETS = ("Zk81mQ4xT9vB", CODE, "W7pk20QzLm4d")
-ROW = {
+ROW: dict[str, Any] = {
     "subject": f"Reset: {RESET}",
     "html_body": f'<p>Go on: <a href="{RESET.replace("=", "&#61;")}">here</a></p>',
     "variables": f'{{"otp": "{CODE}", "link": "{RESET}"}}',

@@ -125,6 +125,12 @@ SET failures = CASE WHEN f.last_at < now() - make_interval(secs => :forgotten_af
 WHERE f.blocked_until <= clock_timestamp()
 RETURNING subject
 
+-- name: login_failures
+-- Of an address and a name, before anything is counted.
+SELECT subject, failures, greatest(0, extract(epoch FROM blocked_until - clock_timestamp()))::float8 AS seconds
+FROM homing_login_failure
+WHERE subject IN (:address_subject, :name_subject) AND last_at >= now() - make_interval(secs => :forgotten_after)
+
 -- name: login_wait
 SELECT coalesce(extract(epoch FROM max(blocked_until) - now()), 0)::float8 AS seconds
 FROM homing_login_failure WHERE subject = :subject

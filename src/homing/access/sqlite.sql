@@ -126,6 +126,12 @@ SET failures = CASE WHEN last_at < {forgotten} THEN 1 ELSE min(failures, 1000000
 WHERE blocked_until <= {now}
 RETURNING subject
 
+-- name: login_failures
+-- Of an address and a name, before anything is counted.
+SELECT subject, failures,
+       max(0.0, (julianday(blocked_until) - julianday('now')) * 86400.0) AS seconds
+FROM homing_login_failure WHERE subject IN (:address_subject, :name_subject) AND last_at >= {forgotten}
+
 -- name: login_wait
 SELECT coalesce((julianday(max(blocked_until)) - julianday('now')) * 86400.0, 0.0) AS seconds
 FROM homing_login_failure WHERE subject = :subject
