@@ -257,54 +257,63 @@ async def test_who_is_refused_writes_nothing_and_is_not_counted_against_the_owne
     assert isinstance(await log_in(desk, address="192.0.2.8"), LoggedIn)
 
 
+def held_up(desk: Desk) -> asyncio.Event:
+    """No hash is done until it is set: as if each took very long."""
+    passwords, go_on = desk.access.log_in._passwords, asyncio.Event()
+    match = passwords.match
+
+    async def slowly(stored: str | None, password: str) -> bool:
+        await go_on.wait()
+        return await match(stored, password)
+
+    passwords.match = slowly  # type: ignore[method-assign] # the real one follows
+    return go_on
+
+
+async def turned_away(crowd: list[asyncio.Task[Any]], in_line: int) -> None:
+    """Until so many are left in line."""
+    async with asyncio.timeout(30):
+        while sum(not one.done() for one in crowd) > in_line:
+            await asyncio.sleep(0.01)
+    assert all(one.result() == LoginsBusy(1.0) for one in crowd if one.done())
+
+
+def guess(desk: Desk, names: str, addresses: str, count: int) -> list[asyncio.Task[Any]]:
+    """All at once."""
+    wrong = "wrong password"
+    guesses = (log_in(desk, names.format(n), wrong, addresses.format(n)) for n in range(count))
+    return [asyncio.create_task(one) for one in guesses]
+
+
 async def test_a_crowd_that_guesses_makes_nobody_wait_for_its_hashes(desk: Desk) -> None:
     """60 at once would keep the right one waiting for 9 s: so few may be in line that it takes a second."""
     await ann(desk)
-    passwords = desk.access.log_in._passwords
-    computed, before = 0, passwords.match
-
-    async def counting(stored: str | None, password: str) -> bool:
-        nonlocal computed
-        matches = await before(stored, password)
-        computed += 1
-        return matches
-
-    passwords.match = counting  # type: ignore[method-assign] # what the real one does is counted
-    crowd = [
-        asyncio.create_task(log_in(desk, f"user{number}", "wrong password", f"198.51.100.{number}"))
-        for number in range(60)
-    ]
-    result = await log_in(desk)
-    assert computed <= 8
-    tries = 1
-    while isinstance(result, LoginsBusy):
-        assert result.retry_after == 1.0
-        tries += 1
-        await asyncio.sleep(0.01)
-        result = await log_in(desk)
-    assert isinstance(result, LoggedIn)
-    results = await asyncio.gather(*crowd)
-    assert {type(one) for one in results} <= {WrongLogin, LoginsBusy}
-    assert any(isinstance(one, LoginsBusy) for one in results)
-    counted = await failures(desk)
-    assert sum(subject.startswith("name:") for subject in counted) == computed - 1, (
-        "who is turned away costs nothing"
-    )
+    go_on = held_up(desk)
+    crowd = guess(desk, "user{}", "198.51.100.{}", 60)
+    await turned_away(crowd, in_line=8)
+    assert await log_in(desk) == LoginsBusy(1.0)
+    go_on.set()
+    assert [type(one) for one in await asyncio.gather(*crowd)].count(WrongLogin) == 8
+    names = [subject for subject in await failures(desk) if subject.startswith("name:")]
+    assert len(names) == 8, "who is turned away is not counted"
+    assert isinstance(await log_in(desk), LoggedIn)
 
 
 async def test_one_address_takes_few_places_in_the_line_and_fewer_once_it_failed(desk: Desk) -> None:
     await ann(desk)
-    crowd = [log_in(desk, f"user{number}", "wrong password") for number in range(20)]
-    *results, other = await asyncio.gather(*crowd, log_in(desk, address="192.0.2.8"))
-    assert sum(isinstance(one, WrongLogin) for one in results) == 3
-    assert isinstance(other, LoggedIn)
     for number in range(8):
         await log_in(desk, "bo", "wrong password", f"198.51.100.{number}")
         await desk.let_pass("homing_login_failure", 1000, "blocked_until")
-    again = [log_in(desk, f"cy{number}", "wrong password", f"198.51.100.{number}") for number in range(8)]
-    *results, other = await asyncio.gather(*again, log_in(desk, address="192.0.2.8"))
-    assert sum(isinstance(one, WrongLogin) for one in results) == 4
-    assert isinstance(other, LoggedIn)
+    go_on = held_up(desk)
+    await turned_away(crowd := guess(desk, "user{}", HERE, 20), in_line=3)
+    other = asyncio.create_task(log_in(desk, address="192.0.2.8"))
+    async with asyncio.timeout(30):
+        while desk.access.log_in._line._waiting.total() < 4:
+            await asyncio.sleep(0.01)
+    assert {await one for one in guess(desk, "cy{}", "198.51.100.{}", 8)} == {LoginsBusy(1.0)}
+    go_on.set()
+    assert isinstance(await other, LoggedIn)
+    assert [type(one) for one in await asyncio.gather(*crowd)].count(WrongLogin) == 3
 
 
 async def test_what_is_known_of_old_logins_goes_though_nobody_logs_in(database_url: str) -> None:
