@@ -349,7 +349,7 @@ def _proxy(settings: Settings) -> Finding:
         return Finding("proxies", False, f"HOMING_TRUSTED_PROXIES={named} {told}")
     if named:
         return Finding("proxies", True, f"{named} may say whom they ask for")
-    if not (settings.base_url or "").lower().startswith("https:"):
+    if not (settings.base_url or "").lower().startswith("https://"):
         return Finding("proxies", True, "none is trusted: who asks is who connects")
     return Finding(
         "proxies",

@@ -109,7 +109,8 @@ class Settings(BaseModel):
     mail_url: Annotated[str, AfterValidator(_mail_urls)] = Field(
         "catch://",
         description="The way out for mails: catch:// (kept to look at, not sent), memory://, "
-        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…, "
+        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic, without a "
+        "password), smtps://…, "
         "sendgrid://KEY@, ses://REGION, postmark://TOKEN@, mailgun://:KEY@DOMAIN (docs/mail_providers.md); "
         "several, by commas, for failover.",
         json_schema_extra={"secret": True},

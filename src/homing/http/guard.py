@@ -88,11 +88,15 @@ class Site(Struct, frozen=True):
             return False
         return is_loopback(address_of(request) or "") and _FORWARDED_FOR not in request.headers
 
+    @property
+    def is_https(self) -> bool:
+        """Whether people come by https, which a proxy in front of us speaks."""
+        return urlsplit(self.base_url or "").scheme == "https"
+
     def is_secure(self, request: AnyRequest) -> bool:
         """Whether the browser speaks https, with us or with the proxy in front."""
-        public = urlsplit(self.base_url or "")
-        behind_tls = public.scheme == "https" and hostname(request.headers.get("host", "")) == public.hostname
-        return request.scope["scheme"] == "https" or behind_tls
+        is_ours = hostname(request.headers.get("host", "")) == urlsplit(self.base_url or "").hostname
+        return request.scope["scheme"] == "https" or (self.is_https and is_ours)
 
     def cookie_name(self, request: AnyRequest) -> str:
         return _SECURE_COOKIE if self.is_secure(request) else _PLAIN_COOKIE

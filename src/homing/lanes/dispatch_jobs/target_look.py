@@ -118,7 +118,7 @@ class TargetLook:
             instant(row["looked_since"]) if cut else None,
         )
 
-    async def last_url(self, target: str, *, with_path: bool) -> LastUrl | None:
+    async def last_url(self, target: str, *, with_path: bool = True) -> LastUrl | None:
         """None where no job is found."""
         rows = await self._run("target_last_job", target=target, window=_LAST_OF)
         if not rows:
