@@ -21,7 +21,7 @@ RETURNING {key}
 SELECT {key}, hash FROM homing_api_key WHERE id IN (SELECT json_array_elements_text(:ids::text::json))
 
 -- name: list_keys
-SELECT {key} FROM homing_api_key ORDER BY created_at DESC, id
+SELECT {key}, hash FROM homing_api_key ORDER BY created_at DESC, id
 
 -- name: revoke_key
 UPDATE homing_api_key SET revoked_at = now(), revoked_by = :revoked_by

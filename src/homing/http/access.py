@@ -70,6 +70,8 @@ _LOCAL = Principal("loopback", "loopback", "loopback", frozenset({"ops"}))
 _WHY = {
     "unknown": "this key is not known here",
     "expired": "this key has expired; make another one with `homing keys create`",
+    "unsealed": "this key was made without HOMING_ENCRYPTION_KEY, and does not count since that is set; make "
+    "another one, or let it count by `homing keys seal ID`",
     "revoked": "this key was revoked; make another one with `homing keys create`",
 }
 
