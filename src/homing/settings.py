@@ -8,6 +8,7 @@ environment before the file, the file before the default. `NAME_FILE` names a fi
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -21,6 +22,7 @@ from pydantic_core import ErrorDetails
 from homing.engine.policy import read_milliseconds, read_schedule
 from homing.engine.prune import read_retention
 from homing.errors import SettingsError
+from homing.own_files import require_own
 
 _OURS = "HOMING_"
 #: Left to the test suite.
@@ -513,7 +515,11 @@ def _from_file(named: Path | None) -> dict[str, Any]:
             raise SettingsError(f"there is no configuration file {named}")
         return {}
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            # Who names a file knows whose it is; this one lay in the folder that we were started in.
+            if named is None:
+                require_own(path, os.fstat(file.fileno()), secret=False)
+            values = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from None
     for key in values:
