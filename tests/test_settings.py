@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.test_vault import make_foreign
 
 from homing.app import warnings_for
 from homing.errors import SettingsError
@@ -15,8 +18,12 @@ from homing.settings import FIELDS, Settings, default_config, environment_name, 
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where a file that is written is nobody else's to change, as is usual."""
     monkeypatch.chdir(tmp_path)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.mark.clause("OUT-11")
@@ -129,6 +136,30 @@ def test_a_broken_or_missing_file_is_an_error(tmp_path: Path) -> None:
         load_settings(environ={})
     with pytest.raises(SettingsError, match="there is no configuration file"):
         load_settings(environ={}, config=tmp_path / "other.toml")
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_of_this_folder_that_others_may_change_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "homing.toml"
+    path.write_text("port = 1001\n")
+    path.chmod(mode)
+    with pytest.raises(SettingsError, match=r"may be changed by others.*chmod 600 homing\.toml"):
+        load_settings(environ={})
+    assert load_settings(environ={}, config=path).port == 1001, "who names a file knows whose it is"
+    path.chmod(0o644)
+    assert load_settings(environ={}).port == 1001
+
+
+def test_a_file_of_this_folder_that_is_another_users_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "homing.toml"
+    path.write_text("mail_url = 'smtp://hush.example'\n")
+    make_foreign(path, monkeypatch)
+    with pytest.raises(SettingsError, match=r"homing.toml belongs to another user \(uid \d+\)") as caught:
+        load_settings(environ={})
+    assert "hush" not in str(caught.value)
+    assert load_settings(environ={}, config=path).mail_url == "smtp://hush.example"
 
 
 def test_errors_do_not_show_secrets(tmp_path: Path) -> None:

@@ -152,6 +152,23 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> Non
         load_or_make_key(path)
 
 
+def make_foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root can give a file away; for others, somebody else looks at it."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+def test_a_key_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever put it there could open what is sealed by it."""
+    path = tmp_path / "homing.key"
+    load_or_make_key(path)
+    make_foreign(path, monkeypatch)
+    with pytest.raises(SettingsError, match=r"belongs to another user \(uid \d+\).*chown"):
+        load_or_make_key(path)
+
+
 def test_a_key_file_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "homing.key"
     path.write_text("hush, no key\n")

@@ -422,8 +422,9 @@ class Homing:
         from homing.http.access import AccessMiddleware
         from homing.http.guard import Site
 
-        site = Site(self.settings.base_url, bound_to_loopback=is_loopback(self.settings.host))
-        return AccessMiddleware(self.access, site, rate_per_second=self.settings.api_rate_per_second)
+        settings = self.settings
+        site = Site(settings.base_url, is_loopback(settings.host), settings.proxies)
+        return AccessMiddleware(self.access, site, rate_per_second=settings.api_rate_per_second)
 
     def _health(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from stat import S_IMODE
 
@@ -18,12 +18,13 @@ from homing.desk.checkup import Finding
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, Secrets, UnreadableSecrets
 from homing.messages.model import LANES, LaneName
+from homing.own_files import exposed
 from homing.senders.egress import parse_networks
 from homing.senders.providers import PROVIDERS, check_provider
 from homing.senders.smtp_protocol import Limits
 from homing.senders.smtp_relay import Closed, Relay, enter, tls_context
 from homing.settings import Settings, is_loopback
-from homing.vault import Vault, key_file_of, load_or_make_key
+from homing.vault import Vault, file_of, key_file_of, load_or_make_key
 from homing.workers.model import Pause
 
 _MOST_SKEW = 2.0
@@ -31,6 +32,7 @@ _MOST_SKEW = 2.0
 _AT_ONCE = 500
 _MOST_COUNTED = 10_000
 _WEEKS_AHEAD = 4
+_MOST_NAMED = 5
 #: Seconds: what is due may be looked after by a command that is run every minute.
 _UNCLAIMED = 60.0
 
@@ -58,6 +60,8 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
         yield Finding("database", True, redact(homing.settings.database_url))
         async for finding in _database_findings(homing):
             yield finding
+    for finding in _files(homing.settings):
+        yield finding
     async for finding in _other_databases(homing):
         yield finding
     # They are all compiled, and nobody else is to wait for that.
@@ -72,6 +76,7 @@ async def _findings(homing: Homing) -> AsyncIterator[Finding]:
     yield _key(homing.settings)
     for finding in _egress(homing.settings):
         yield finding
+    yield _proxy(homing.settings)
     yield _lease_finding(homing.settings)
 
 
@@ -85,6 +90,7 @@ async def _database_findings(homing: Homing) -> AsyncIterator[Finding]:
         for told in await homing.unfilled():
             yield Finding("mail_outbox", False, told)
         yield await _credentials(homing)
+        yield await _keys(homing)
         yield await _workers(homing)
         async for finding in _emails(homing):
             yield finding
@@ -176,6 +182,17 @@ async def _other_database(name: str, database: Database, url: str) -> AsyncItera
     yield Finding(f"{name} database", True, url.partition("://")[2].rpartition("@")[2].partition("?")[0])
     for check, well, detail in findings:
         yield Finding(check, well, detail)
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
+    """What is in the tables may be read in the files. Those of open_events may be another program's."""
+    for name, url in (("database", settings.database_url), ("jobs database", settings.jobs_database_url)):
+        if url is None or not url.startswith("sqlite:"):
+            continue
+        file = file_of(url)
+        seen = exposed([file, *(file.with_name(file.name + end) for end in ("-wal", "-shm"))])
+        told = f"others may read mails and tokens in it; run `chmod 600 {' '.join(map(str, seen))}`"
+        yield Finding(f"{name} file", not seen, told if seen else f"nobody else may read {file}")
 
 
 def _notification_templates(homing: Homing) -> Finding:
@@ -318,6 +335,30 @@ async def _credentials(homing: Homing) -> Finding:
     )
 
 
+async def _keys(homing: Homing) -> Finding:
+    """Those of callers. What is wrong with the encryption key is told elsewhere."""
+    try:
+        keys = await homing.access.keys.list()
+    except SettingsError:
+        return Finding("access keys", False, "they cannot be looked at: see encryption key")
+    unsealed = [f"{row['id']} ({row['name']})" for row in keys if row["state"] == "unsealed"]
+    if not unsealed:
+        valid = sum(row["state"] == "valid" for row in keys)
+        return Finding("access keys", True, f"{valid:,} that count")
+    return Finding(
+        "access keys",
+        False,
+        f"{_listed(unsealed)} made without HOMING_ENCRYPTION_KEY, so refused since it is set: "
+        "`homing keys seal ID` lets one count that you know, `homing keys revoke ID` ends any other",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    told = ", ".join(names[:_MOST_NAMED])
+    return f"{told} and {more:,} more were" if more > 0 else f"{told} {'was' if len(names) == 1 else 'were'}"
+
+
 def _vault(settings: Settings) -> Vault:
     """By the keys at hand; where there is none, one that opens nothing, so that no key file is made."""
     if settings.encryption_key:
@@ -342,6 +383,25 @@ def _egress(settings: Settings) -> list[Finding]:
             )
         ]
     return [*found, _plain_http(settings, local=local)]
+
+
+def _proxy(settings: Settings) -> Finding:
+    """Homing has no TLS of its own, so where people come by https, a proxy is in front."""
+    named = settings.trusted_proxies
+    if any(not network.prefixlen for network in settings.proxies):
+        told = "believes everybody: whoever calls may choose an address; name the proxies that are meant"
+        return Finding("proxies", False, f"HOMING_TRUSTED_PROXIES={named} {told}")
+    if named:
+        return Finding("proxies", True, f"{named} may say whom they ask for")
+    if not (settings.base_url or "").lower().startswith("https://"):
+        return Finding("proxies", True, "none is trusted: who asks is who connects")
+    return Finding(
+        "proxies",
+        False,
+        "HOMING_BASE_URL is https, so a proxy is in front, and HOMING_TRUSTED_PROXIES does not name it: all "
+        "people have its address, in the audit log and where one of them guesses passwords; name the address "
+        "that it calls from, and let it add to X-Forwarded-For whom it was called by",
+    )
 
 
 def _plain_http(settings: Settings, *, local: bool) -> Finding:

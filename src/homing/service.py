@@ -20,6 +20,8 @@ from homing.workers.heartbeat import Heartbeat
 _LAST_CLAIM = 5.0
 #: Seconds between two looks whether processes of the version before are still there.
 _LOOK_FOR_FORMER = 60.0
+#: … and two deletions of what is known of old logins.
+_FORGET_EVERY = 600.0
 
 
 class Stop:
@@ -52,6 +54,7 @@ async def run(
         _alerting(homing),
         _beating(homing, lanes, api=api) as heartbeat,
         _finishing_migration(homing),
+        _forgetting(homing, api=api),
     ):
         homing.ground.address = address or None
         _check_templates(homing, lanes)
@@ -243,6 +246,24 @@ async def _alerting(homing: Homing) -> AsyncIterator[None]:
     finally:
         await call_off(task)
         await watch.leave()
+
+
+@asynccontextmanager
+async def _forgetting(homing: Homing, *, api: bool) -> AsyncIterator[None]:
+    """Of logins that failed, and of sessions that have ended: also while nobody logs in."""
+
+    async def forget() -> None:
+        while True:
+            # Next time, where the database is away.
+            with suppress(DatabaseError):
+                await homing.access.log_in.forget_old()
+            await asyncio.sleep(_FORGET_EVERY)
+
+    tasks = [asyncio.create_task(forget())] if api else []
+    try:
+        yield
+    finally:
+        await call_off(*tasks)
 
 
 @asynccontextmanager

@@ -8,9 +8,10 @@ environment before the file, the file before the default. `NAME_FILE` names a fi
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -21,6 +22,7 @@ from pydantic_core import ErrorDetails
 from homing.engine.policy import read_milliseconds, read_schedule
 from homing.engine.prune import read_retention
 from homing.errors import SettingsError
+from homing.own_files import require_own
 
 _OURS = "HOMING_"
 #: Left to the test suite.
@@ -55,6 +57,18 @@ def _retention(value: str) -> str:
 
 def _comma_list(value: str) -> str:
     return ",".join(part.strip() for part in value.split(",") if part.strip())
+
+
+def _networks(value: str) -> str:
+    listed = _comma_list(value)
+    for part in listed.split(",") if listed else ():
+        try:
+            ip_network(part)
+        except ValueError:
+            raise ValueError(
+                f"{part!r} is no network; write addresses and networks such as 10.0.0.7 or 10.1.0.0/16"
+            ) from None
+    return listed
 
 
 def _lower_scheme(value: str) -> str:
@@ -97,7 +111,8 @@ class Settings(BaseModel):
     mail_url: Annotated[str, AfterValidator(_mail_urls)] = Field(
         "catch://",
         description="The way out for mails: catch:// (kept to look at, not sent), memory://, "
-        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic), smtps://…, "
+        "smtp://user:password@host (STARTTLS required unless loopback; ?tls=none|opportunistic, without a "
+        "password), smtps://…, "
         "sendgrid://KEY@, ses://REGION, postmark://TOKEN@, mailgun://:KEY@DOMAIN (docs/mail_providers.md); "
         "several, by commas, for failover.",
         json_schema_extra={"secret": True},
@@ -318,6 +333,11 @@ class Settings(BaseModel):
         None,
         description="How this API is reached through a proxy: its host is served too.",
     )
+    trusted_proxies: Annotated[str, AfterValidator(_networks)] = Field(
+        "",
+        description="Proxies (addresses and CIDRs, by commas) that X-Forwarded-For and X-Forwarded-Proto are "
+        "believed from; each has to add the address that it was called from. Empty: nobody.",
+    )
     metrics_port: int = Field(
         0,
         ge=0,
@@ -400,6 +420,10 @@ class Settings(BaseModel):
     trace_sample: float = Field(
         1.0, ge=0.0, le=1.0, description="The share of traces that begin here and are told of."
     )
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        return tuple(ip_network(part) for part in self.trusted_proxies.split(",") if part)
 
     def coming_from(self, origins: Mapping[str, str]) -> Settings:
         self._origins = origins
@@ -508,7 +532,11 @@ def _from_file(named: Path | None) -> dict[str, Any]:
             raise SettingsError(f"there is no configuration file {named}")
         return {}
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            # Who names a file knows whose it is; this one lay in the folder that we were started in.
+            if named is None:
+                require_own(path, os.fstat(file.fileno()), secret=False)
+            values = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from None
     for key in values:

@@ -16,13 +16,13 @@ from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from stat import S_IMODE
 from urllib.parse import unquote, urlsplit
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from homing.errors import HomingError, SettingsError
+from homing.own_files import require_own
 
 KEY_FILE = "homing.key"
 
@@ -136,8 +136,12 @@ def open_vault(setting: str | None, database_url: str) -> Vault:
 
 def key_file_of(database_url: str) -> Path:
     """Beside an SQLite file; for a server's database, in the current folder."""
-    parts = urlsplit(database_url)
-    return Path(unquote(parts.path[1:])).parent / KEY_FILE if parts.scheme == "sqlite" else Path(KEY_FILE)
+    is_file = urlsplit(database_url).scheme == "sqlite"
+    return file_of(database_url).parent / KEY_FILE if is_file else Path(KEY_FILE)
+
+
+def file_of(sqlite_url: str) -> Path:
+    return Path(unquote(urlsplit(sqlite_url).path[1:]))
 
 
 def load_or_make_key(path: Path) -> bytes:
@@ -146,7 +150,7 @@ def load_or_make_key(path: Path) -> bytes:
         _make_key(path)
     try:
         with path.open("rb") as file:
-            _refuse_readable_by_others(path, os.fstat(file.fileno()).st_mode)
+            require_own(path, os.fstat(file.fileno()), secret=True)
             key = _decoded(file.read(1000).decode("ascii", "replace").strip())
     except OSError as error:
         raise SettingsError(f"the encryption key {path} cannot be read: {error.strerror}") from None
@@ -192,8 +196,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _refuse_readable_by_others(path: Path, mode: int) -> None:
-    if os.name == "posix" and S_IMODE(mode) & 0o077:
-        raise SettingsError(f"{path} may be read by others than its owner; run `chmod 600 {path}`")

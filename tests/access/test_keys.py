@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.access.desk import Desk, opened_desk
 
-from homing.access.key_text import make_key
+from homing.access.key_text import KeyHashes, NewKey, _check, make_key
 from homing.access.keys import IssuedKey, KeyOrder
 from homing.access.principal import Principal
 from homing.errors import InvalidRequest, NotAllowed, NotFound, Unreachable
@@ -144,6 +144,65 @@ async def test_hashes_follow_the_encryption_key_when_a_key_is_used(sqlite_url: s
         assert isinstance(await desk.access.keys.authenticate(issued.key), Principal)
     async with opened_desk(sqlite_url, OLD) as desk:
         assert await desk.access.keys.authenticate(issued.key) == "unknown"
+
+
+async def plant(desk: Desk, key: NewKey) -> None:
+    """As whoever can write to the database would: with a hash that anybody can compute."""
+    hash = KeyHashes().of(key.text)
+    await desk.sql(
+        "INSERT INTO homing_api_key (id, name, hash, scopes, created_by)"
+        " VALUES (:id, 'planted', :hash, '[\"access:admin\"]', 'cli:root') RETURNING id",
+        id=key.id,
+        hash=hash,
+    )
+
+
+@pytest.mark.parametrize("keys", [NEW, f"{NEW},{OLD}"])
+async def test_a_key_that_somebody_put_into_the_database_does_not_count(database_url: str, keys: str) -> None:
+    async with opened_desk(database_url, keys) as desk:
+        planted = make_key()
+        await plant(desk, planted)
+        for _ in range(2):
+            assert await desk.access.keys.authenticate(planted.text) == "unsealed"
+            desk.now += 3
+        assert await desk.access.scopes_of(f"key:{planted.id}") is None
+        (row,) = await desk.sql("SELECT hash, last_used_at FROM homing_api_key")
+        assert (row["hash"], row["last_used_at"]) == (KeyHashes().of(planted.text), None)
+        other = f"hom_{planted.id}_{'0' * 43}"
+        wrong = f"{other}_{_check(other)}"
+        assert await desk.access.keys.authenticate(wrong) == "unknown", "what it is, is told to who has it"
+
+
+async def test_a_key_from_before_the_encryption_key_counts_when_somebody_vouches_for_it(
+    database_url: str,
+) -> None:
+    async with opened_desk(database_url) as desk:
+        issued, revoked = await make(desk), await make(desk)
+        await desk.access.keys.revoke(revoked.row["id"], by="cli:root")
+        with pytest.raises(NotAllowed, match="needs no seal"):
+            await desk.access.keys.seal(issued.row["id"], by="cli:root")
+    async with opened_desk(database_url, OLD) as desk:
+        keys = desk.access.keys
+        assert {row["id"]: row["state"] for row in await keys.list()} == {
+            issued.row["id"]: "unsealed",
+            revoked.row["id"]: "revoked",
+        }
+        assert await keys.authenticate(issued.key) == "unsealed"
+        await keys.seal(issued.row["id"], by="cli:root")
+        (sealed,) = await desk.sql("SELECT hash FROM homing_api_key WHERE revoked_at IS NULL")
+        for id in (issued.row["id"], revoked.row["id"]):
+            with pytest.raises(NotAllowed, match="needs no seal"):
+                await keys.seal(id, by="cli:root")
+        with pytest.raises(NotFound):
+            await keys.seal("0" * 10, by="cli:root")
+        assert ("cli:root", "keys.seal", issued.row["id"], "done") in await desk.entries()
+    async with opened_desk(database_url, NEW) as desk:
+        assert await desk.access.keys.authenticate(issued.key) == "unknown", "sealed by a key that is gone"
+    async with opened_desk(database_url, f"{NEW},{OLD}") as desk:
+        assert isinstance(await desk.access.keys.authenticate(issued.key), Principal)
+        (used,) = await desk.sql("SELECT hash FROM homing_api_key WHERE revoked_at IS NULL")
+        assert (sealed["hash"][:7], used["hash"][:5]) == ("sealed:", "hmac:")
+        assert [row["hash"] for row in await desk.access.keys.list()] == [None, None]
 
 
 BAD_ORDERS = (

@@ -10,8 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.access.desk import CHEAP, PASSWORD, Desk, opened_desk
+from tests.outbox import bench
+from tests.workers.running import at_work
 
-from homing.access.login import LoggedIn, TooManyLogins, WrongLogin
+from homing.access.login import LoggedIn, LoginsBusy, TooManyLogins, WrongLogin
 from homing.access.passwords import Cost, Passwords
 from homing.access.scopes import ROLES
 from homing.errors import InvalidRequest, NotAllowed, NotFound
@@ -132,6 +134,7 @@ async def test_a_session_ends_by_disuse_by_age_and_by_hand(desk: Desk) -> None:
     assert not await lives(token)
 
     token = (await log_in(desk)).token
+    await desk.access.log_in.forget_old()
     assert len(await desk.sql("SELECT hash FROM homing_session")) == 1, "those that ended are forgotten"
     await sessions.close(token, "user:ann", HERE)
     assert await sessions.find(token) is None
@@ -231,6 +234,99 @@ async def someone_waits(connection: asyncpg.Connection) -> None:
     async with asyncio.timeout(30):
         while not await connection.fetchval(waits):
             await asyncio.sleep(0.01)
+
+
+async def failures(desk: Desk) -> dict[str, int]:
+    rows = await desk.sql("SELECT subject, failures FROM homing_login_failure")
+    return {row["subject"]: row["failures"] for row in rows}
+
+
+async def test_who_is_refused_writes_nothing_and_is_not_counted_against_the_owner_of_a_name(
+    desk: Desk,
+) -> None:
+    await ann(desk)
+    await log_in(desk, password="wrong password", address="192.0.2.9")
+    await fail(desk, 20, "user{}")
+    assert isinstance(await log_in(desk, "bo", "wrong password"), WrongLogin)
+    known, entries = await failures(desk), await desk.entries()
+    for number in range(30):
+        assert isinstance(await log_in(desk, f"other{number}", "wrong password"), TooManyLogins)
+        assert isinstance(await log_in(desk, "ann", "wrong password"), TooManyLogins)
+    assert await failures(desk) == known
+    assert await desk.entries() == entries
+    assert isinstance(await log_in(desk, address="192.0.2.8"), LoggedIn)
+
+
+def held_up(desk: Desk) -> asyncio.Event:
+    """No hash is done until it is set: as if each took very long."""
+    passwords, go_on = desk.access.log_in._passwords, asyncio.Event()
+    match = passwords.match
+
+    async def slowly(stored: str | None, password: str) -> bool:
+        await go_on.wait()
+        return await match(stored, password)
+
+    passwords.match = slowly  # type: ignore[method-assign] # the real one follows
+    return go_on
+
+
+async def turned_away(crowd: list[asyncio.Task[Any]], in_line: int) -> None:
+    """Until so many are left in line."""
+    async with asyncio.timeout(30):
+        while sum(not one.done() for one in crowd) > in_line:
+            await asyncio.sleep(0.01)
+    assert all(one.result() == LoginsBusy(1.0) for one in crowd if one.done())
+
+
+def guess(desk: Desk, names: str, addresses: str, count: int) -> list[asyncio.Task[Any]]:
+    """All at once."""
+    wrong = "wrong password"
+    guesses = (log_in(desk, names.format(n), wrong, addresses.format(n)) for n in range(count))
+    return [asyncio.create_task(one) for one in guesses]
+
+
+async def test_a_crowd_that_guesses_makes_nobody_wait_for_its_hashes(desk: Desk) -> None:
+    """60 at once would keep the right one waiting for 9 s: so few may be in line that it takes a second."""
+    await ann(desk)
+    go_on = held_up(desk)
+    crowd = guess(desk, "user{}", "198.51.100.{}", 60)
+    await turned_away(crowd, in_line=8)
+    assert await log_in(desk) == LoginsBusy(1.0)
+    go_on.set()
+    assert [type(one) for one in await asyncio.gather(*crowd)].count(WrongLogin) == 8
+    names = [subject for subject in await failures(desk) if subject.startswith("name:")]
+    assert len(names) == 8, "who is turned away is not counted"
+    assert isinstance(await log_in(desk), LoggedIn)
+
+
+async def test_one_address_takes_few_places_in_the_line_and_fewer_once_it_failed(desk: Desk) -> None:
+    await ann(desk)
+    for number in range(8):
+        await log_in(desk, "bo", "wrong password", f"198.51.100.{number}")
+        await desk.let_pass("homing_login_failure", 1000, "blocked_until")
+    go_on = held_up(desk)
+    await turned_away(crowd := guess(desk, "user{}", HERE, 20), in_line=3)
+    other = asyncio.create_task(log_in(desk, address="192.0.2.8"))
+    async with asyncio.timeout(30):
+        while desk.access.log_in._line._waiting.total() < 4:
+            await asyncio.sleep(0.01)
+    assert {await one for one in guess(desk, "cy{}", "198.51.100.{}", 8)} == {LoginsBusy(1.0)}
+    go_on.set()
+    assert isinstance(await other, LoggedIn)
+    assert [type(one) for one in await asyncio.gather(*crowd)].count(WrongLogin) == 3
+
+
+async def test_what_is_known_of_old_logins_goes_though_nobody_logs_in(database_url: str) -> None:
+    async with bench(database_url, port=0) as lane:
+        desk = Desk(lane.homing.database, lane.log)
+        await ann(desk)
+        assert isinstance(await log_in(desk), LoggedIn)
+        await log_in(desk, "bo", "wrong password")
+        await desk.let_pass("homing_login_failure", 86401, "last_at")
+        await desk.let_pass("homing_session", 86401, "created_at")
+        async with at_work(lane.homing, [], api=True), asyncio.timeout(30):
+            while await failures(desk) or await desk.sql("SELECT hash FROM homing_session"):
+                await asyncio.sleep(0.02)
 
 
 async def test_one_address_cannot_try_many_names(desk: Desk) -> None:

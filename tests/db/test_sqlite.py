@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -47,6 +48,34 @@ async def test_it_writes_ahead_and_syncs_every_commit(database: SqliteDatabase) 
     findings = {name: (well, text) for name, well, text in await database.findings()}
     assert findings["SQLite synchronous"] == (True, "full")
     assert all(well for well, _ in findings.values())
+
+
+def modes_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+async def test_a_file_that_we_make_is_for_its_owner_and_what_lies_beside_it_too(tmp_path: Path) -> None:
+    """Tokens and mails are in it, and the key that seals the rest is 0600, too."""
+    before = os.umask(0)
+    try:
+        made = SqliteDatabase(str(tmp_path / "notes.db"))
+        await made.run_script("CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT);")
+        await made.fetch(READ, {})
+        assert modes_in(tmp_path) == dict.fromkeys(("notes.db", "notes.db-wal", "notes.db-shm"), 0o600)
+        await made.close()
+    finally:
+        os.umask(before)
+
+
+async def test_the_mode_of_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    """Another program may read it: of open_events it does."""
+    path = tmp_path / "notes.db"
+    path.touch()
+    path.chmod(0o640)
+    opened = SqliteDatabase(str(path))
+    await opened.run_script("CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT);")
+    await opened.close()
+    assert modes_in(tmp_path) == {"notes.db": 0o640}
 
 
 async def test_a_statement_that_fails_changes_nothing_and_the_next_one_works(

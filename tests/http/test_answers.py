@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -105,6 +106,15 @@ async def test_every_answer_is_guarded_whatever_its_status(door: Door, viewer: V
         for answer in answers:
             assert answer.status_code == status, (answer.request.url, answer.text)
             require_guarded(answer)
+
+
+async def test_where_people_come_by_https_they_come_by_nothing_else(door: Door, tmp_path: Path) -> None:
+    name, paths = "strict-transport-security", ("/health/live", "/login", "/api/messages", "/nowhere")
+    async with door_with_people(url_with_tables(tmp_path), base_url="https://127.0.0.1") as behind_tls:
+        for path in paths:
+            assert (await behind_tls.client.get(path)).headers.get_list(name) == ["max-age=31536000"], path
+    for path in paths:
+        assert name not in (await door.client.get(path)).headers, path
 
 
 async def test_an_answer_that_is_our_fault_is_guarded(

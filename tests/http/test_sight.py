@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from tests.http.door import Door, url_with_tables
@@ -253,3 +255,123 @@ async def test_the_stack_trace_of_an_error_of_ours_is_for_administrators(door: D
     reader = await door.key("desk:read", "jobs:read", "jobs:operate")
     for page in (f"/messages/{text_of(id)}", f"/api/messages/{text_of(id)}"):
         assert "trace-canary" not in await seen(door, reader, page)
+
+
+#: As an order of a mail has it, and what of it only the receiver should have.
+RESET = "https://shop.example.org/reset?token=Zk81mQ4xT9vB"
+CODE = "482-canary-913"
+LEAVE = "https://shop.example.org/leave/W7pk20QzLm4d"
+MAIL_SECRETS = ("Zk81mQ4xT9vB", CODE, "W7pk20QzLm4d")
+ROW: dict[str, Any] = {
+    "subject": f"Reset: {RESET}",
+    "html_body": f'<p>Go on: <a href="{RESET.replace("=", "&#61;")}">here</a></p>',
+    "variables": f'{{"otp": "{CODE}", "link": "{RESET}"}}',
+    "headers": f'{{"X-Reset-Code": "{CODE}"}}',
+    "unsubscribe_url": LEAVE,
+}
+
+
+async def mails_with_secrets(door: Door) -> None:
+    """A mail of each lane, and one that was caught."""
+    (outbox,) = await door.insert(text_body=f"{RESET} or {LEAVE}", metadata=f'{{"token": "{CODE}"}}', **ROW)
+    row = {"to_address": "ann@example.org", "body": f"{RESET} or {LEAVE}", **ROW}
+    names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+    (email,) = await door.sql(f"INSERT INTO email_log ({names}) VALUES ({marks}) RETURNING id", **row)
+    message = EmailMessage()
+    message["Subject"], message["List-Unsubscribe"] = ROW["subject"], f"<{LEAVE}>"
+    message["X-Reset-Code"] = CODE
+    message.set_content(f"{RESET} or {LEAVE}")
+    message.add_alternative(ROW["html_body"], subtype="html")
+    source = b64encode(bytes(message)).decode()
+    await door.homing.shelf.keep([CaughtMail("<1@x>", "a@x", ("ann@example.org",), ROW["subject"], source)])
+    assert (outbox, email["id"]) == (1, 1)
+
+
+#: Where something of a mail is shown.
+MAIL_VIEWS = (
+    *("/api/mail", "/api/mail/outbox_1", "/api/emails", "/api/emails/email_1"),
+    *("/api/messages", "/api/messages/outbox_1", "/api/messages/email_1"),
+    *("/", "/messages", "/messages/outbox_1", "/messages/email_1", "/messages/outbox_1/mail.html"),
+    *("/messages/outbox_1/mail.txt", "/messages/outbox_1/mail.eml", "/messages/email_1/mail.eml"),
+    *("/caught", "/caught/1", "/caught/1/html"),
+)
+
+
+async def test_who_may_only_look_finds_no_token_in_any_view_of_a_mail(database_url: str) -> None:
+    async with door_with_people(database_url) as door:
+        await mails_with_secrets(door)
+        reader = await door.key("desk:read", "mail:read", "emails:read")
+        async with visiting(door, "viewer") as viewer:
+            for path in MAIL_VIEWS:
+                by_key = await seen(door, reader, path)
+                by_role = await viewer.client.get(path, headers=HTML)
+                assert by_role.status_code == 200, path
+                for secret in MAIL_SECRETS:
+                    assert secret not in by_key, (path, secret)
+                    assert secret not in by_role.text, (path, secret)
+            for topic in ("overview", "messages", "message&q=outbox_1"):
+                async with viewer.client.stream("GET", f"/events?topic={topic}") as stream:
+                    told = await first_event(stream)
+                assert not any(secret in told for secret in MAIL_SECRETS), topic
+
+
+async def test_who_puts_mails_in_or_mends_them_sees_them_whole(door: Door) -> None:
+    await mails_with_secrets(door)
+    for area, path, body in (
+        ("mail", "/api/mail/outbox_1", "text"),
+        ("emails", "/api/emails/email_1", "body"),
+    ):
+        for more in ("write", "operate"):
+            key = await door.key("desk:read", "mail:read", f"{area}:read", f"{area}:{more}")
+            shown = (await door.ask("GET", path, key)).json()
+            assert shown[body] == f"{RESET} or {LEAVE}"
+            assert (shown["unsubscribeUrl"], shown["variables"]["otp"]) == (LEAVE, CODE)
+            assert (RESET in await seen(door, key, "/caught/1")) == (area == "mail")
+        other = await door.key(f"{area}:read", "jobs:operate", "notifications:write")
+        assert "Zk81mQ4xT9vB" not in (await door.ask("GET", path, other)).text
+
+
+async def test_the_path_of_a_url_is_for_who_makes_jobs_or_mends_them(door: Door) -> None:
+    """For some receivers it is all that one needs to write to them. A key gets it, as specified."""
+    order = {**ORDER, "targetUrl": "https://hooks.chat.example/services/T0/path-canary"}
+    id = (await door.ask("POST", "/api/dispatch/jobs", await door.key("jobs:write"), json=order)).json()["id"]
+    await door.sql("UPDATE dispatch_job SET status = 'ERROR', error_class = 'timeout' RETURNING id")
+    (row,) = await door.sql("SELECT target FROM dispatch_job")
+    pages = (
+        "/",
+        "/messages",
+        f"/messages/{id}",
+        f"/api/messages/{id}",
+        f"/targets/one?{urlencode(row)}",
+    )
+    calls = (f"/api/dispatch/jobs/{id}", "/api/dispatch/jobs", "/api/dispatch/dead?errorClass=timeout")
+    reader = await door.key("desk:read", "jobs:read")
+    async with visiting(door, "viewer") as viewer, visiting(door, "operator") as operator:
+        for path in (*pages, *calls):
+            assert "path-canary" not in (await viewer.client.get(path)).text, path
+        for path in (f"/messages/{id}", f"/api/messages/{id}", *calls):
+            assert "path-canary" in (await operator.client.get(path)).text, path
+    for path in pages:
+        assert "path-canary" not in await seen(door, reader, path), path
+    for path in calls:
+        assert "path-canary" in (await door.ask("GET", path, reader)).text, path
+
+
+async def test_who_sees_less_gets_nothing_of_what_another_one_follows(door: Door) -> None:
+    order = {**ORDER, "targetUrl": "https://hooks.chat.example/services/T0/path-canary"}
+    id = (await door.ask("POST", "/api/dispatch/jobs", await door.key("jobs:write"), json=order)).json()["id"]
+    await door.sql(
+        "UPDATE dispatch_job SET status = 'IN_PROGRESS', last_attempt_at = created_at, locked_by = 'w:1'"
+        " RETURNING id"
+    )
+    path = f"/events?topic=message&q={id}"
+    much, little = (
+        await door.key("desk:read", "jobs:read", "jobs:operate"),
+        await door.key("desk:read", "jobs:read"),
+    )
+    async with (
+        door.client.stream("GET", path, headers=bearer(much)) as first,
+        door.client.stream("GET", path, headers=bearer(little)) as second,
+    ):
+        told = [await first_event(stream) for stream in (first, second)]
+    assert ["path-canary" in text for text in told] == [True, False]

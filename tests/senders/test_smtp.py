@@ -69,6 +69,8 @@ class TestRelayUrl:
     def test_loopback_needs_no_tls(self, host: str) -> None:
         assert Relay.from_url(f"smtp://{host}").tls == "none"
         assert Relay.from_url(f"smtp://{host}?tls=starttls").tls == "starttls"
+        assert Relay.from_url(f"smtp://user:password@{host}?tls=none").tls == "none"
+        assert Relay.from_url("smtp://10.0.0.5?tls=none").tls == "none"
 
     def test_smtps(self) -> None:
         relay = Relay.from_url("smtps://mail.example")
@@ -77,10 +79,10 @@ class TestRelayUrl:
     def test_everything_given(self) -> None:
         relay = Relay.from_url(
             "smtp://a%40b.example:p%3A%2F%40@mail.example:2525"
-            "?tls=none&timeout=5&connections=3&cafile=/ca.pem&hello=me.example"
+            "?tls=starttls&timeout=5&connections=3&cafile=/ca.pem&hello=me.example"
         )
         assert (relay.user, relay.password, relay.port) == ("a@b.example", "p:/@", 2525)
-        assert (relay.tls, relay.timeout, relay.connections) == ("none", 5.0, 3)
+        assert (relay.tls, relay.timeout, relay.connections) == ("starttls", 5.0, 3)
         assert (relay.cafile, relay.hello) == ("/ca.pem", "me.example")
         assert "p:/@" not in repr(relay)
 
@@ -104,6 +106,8 @@ class TestRelayUrl:
             ("smtp://user:SECRET@mail.example?tls=yes", "none, opportunistic and starttls"),
             ("smtp://user:SECRET@mail.example?tls=none&tls=none", "twice"),
             ("smtp://user:SECRET@mail.example?tls=opportunistic", "use tls=starttls"),
+            ("smtp://user:SECRET@mail.example?tls=none", "use tls=starttls"),
+            ("smtp://user:SECRET@10.0.0.5?tls=none", "use tls=starttls"),
             ("smtps://user:SECRET@mail.example?tls=none", "leave the option tls out"),
             ("smtp://user:SECRET@mail.example?timeout=soon", "a number from 0.05 to 600"),
             ("smtp://user:SECRET@mail.example?timeout=nan", "a number from 0.05 to 600"),

@@ -33,6 +33,7 @@ class Access:
     ) -> None:
         self._database, self._monotonic, self._encryption_key = database, monotonic, encryption_key
         self._queries = load_queries(__package__ or "", database.dialect)
+        self.telemetry = telemetry
         passwords = Passwords(password_cost)
         self.audit = AuditLog(database, telemetry, monotonic)
         self.users = Users(database, self.audit, passwords)

@@ -28,6 +28,7 @@ _SECRET_BYTES = 32
 _SECRET_LENGTH, _CHECK_LENGTH = 43, 6
 _ID = re.compile(rf"[0-9a-z]{{{_ID_LENGTH}}}")
 _KEY = re.compile(rf"hom_({_ID.pattern})_([0-9A-Za-z]{{{_SECRET_LENGTH}}})_([0-9A-Za-z]{{6}})")
+_PLAIN = "sha256:"
 #: A key is used for one thing only: this one is made of the key that seals credentials.
 _LABEL = b"homing api key hash v1"
 
@@ -77,7 +78,9 @@ def _base62(number: int, length: int) -> str:
 class KeyHashes:
     """`sha256:HEX`, or with encryption keys `hmac:FINGERPRINT:HEX` by the newest of them.
 
-    With an HMAC, whoever can write to the database still cannot put a key of their own into it that counts.
+    Of an HMAC nobody makes one who can write to the database and nothing else. So once there is an encryption
+    key a plain hash counts no more, also one from before, which cannot be told from one that was put there. A
+    person can vouch for it: then it is `sealed:FINGERPRINT:HEX`, an HMAC of the plain one, until it is used.
     """
 
     def __init__(self, encryption_keys: Sequence[bytes] = ()) -> None:
@@ -97,12 +100,22 @@ class KeyHashes:
         return cls([_decoded(part) for part in text.split(",") if part.strip()])
 
     def of(self, text: str) -> str:
-        return f"sha256:{_plain(text)}" if self._newest is None else self._keyed(self._newest, text)
+        return _plain(text) if self._newest is None else self._keyed(self._newest, text)
 
     def match(self, stored: str | None, text: str) -> bool:
         """Whether it is the hash of this key. Without one it takes as long, and is not."""
         known = stored if stored is not None else self._nobody
         return hmac.compare_digest(known, self._again(known, text)) and stored is not None
+
+    def counts(self, stored: str) -> bool:
+        """Whether a key that matches it may be let in."""
+        return self._newest is None or not stored.startswith(_PLAIN)
+
+    def sealed(self, plain: str) -> str | None:
+        """What a plain hash becomes where there is an encryption key; None of what needs no seal."""
+        if self._newest is None or not plain.startswith(_PLAIN):
+            return None
+        return self._sealed(self._newest, plain)
 
     def is_current(self, stored: str) -> bool:
         return self._newest is None or stored.startswith(f"hmac:{self._newest}:")
@@ -110,9 +123,14 @@ class KeyHashes:
     def _again(self, stored: str, text: str) -> str:
         form, _, rest = stored.partition(":")
         fingerprint = rest.partition(":")[0]
+        if form in {"hmac", "sealed"} and fingerprint not in self._keys:
+            return "unknown"
         if form == "hmac":
-            return self._keyed(fingerprint, text) if fingerprint in self._keys else "unknown"
-        return f"sha256:{_plain(text)}"
+            return self._keyed(fingerprint, text)
+        return self._sealed(fingerprint, _plain(text)) if form == "sealed" else _plain(text)
+
+    def _sealed(self, fingerprint: str, plain: str) -> str:
+        return f"sealed:{fingerprint}:{hmac.new(self._keys[fingerprint], plain.encode(), sha256).hexdigest()}"
 
     def _keyed(self, fingerprint: str, text: str) -> str:
         return f"hmac:{fingerprint}:{hmac.new(self._keys[fingerprint], text.encode(), sha256).hexdigest()}"
@@ -122,7 +140,7 @@ class KeyHashes:
 
 
 def _plain(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
+    return f"{_PLAIN}{sha256(text.encode()).hexdigest()}"
 
 
 def _decoded(text: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +24,8 @@ _LONGEST_LIFE = 10 * 366 * 86400.0
 _encode = msgspec.json.Encoder().encode
 
 #: Why a key does not count. What it was is told only to who has the secret.
-Denial = Literal["unknown", "expired", "revoked"]
+Denial = Literal["unknown", "expired", "revoked", "unsealed"]
+_DENIALS: Mapping[str, Denial] = {"expired": "expired", "unsealed": "unsealed"}
 
 
 class KeyOrder(Struct, frozen=True):
@@ -84,7 +85,7 @@ class ApiKeys:
         if known is None or not matches:
             return "unknown"
         if known.state != "valid":
-            return "expired" if known.state == "expired" else "revoked"
+            return _DENIALS.get(known.state, "revoked")
         self._uses.note(id)
         if not self._hashes.is_current(known.hash):
             await self._rehash(id, known.hash, text)
@@ -95,8 +96,12 @@ class ApiKeys:
 
     async def _load(self, ids: Sequence[str]) -> list[_Known | None]:
         rows = await self._run("load_keys", ids=_encode(sorted(set(ids))).decode())
-        found = {row["id"]: _Known(row["hash"], row["state"], _principal(row)) for row in rows}
+        found = {row["id"]: _Known(row["hash"], self._state(row), _principal(row)) for row in rows}
         return [found.get(id) for id in ids]
+
+    def _state(self, row: Row) -> str:
+        state: str = row["state"]
+        return state if state != "valid" or self._hashes.counts(row["hash"]) else "unsealed"
 
     async def _note_uses(self, ids: Sequence[str]) -> None:
         await self._run("note_uses", batch=_encode(sorted(set(ids))).decode(), gap=SEEN_GAP)
@@ -137,19 +142,38 @@ class ApiKeys:
 
     async def list(self) -> Sequence[Row]:
         """Newest first, those that are revoked included."""
-        return await self._run("list_keys")
+        rows = await self._run("list_keys")
+        return [{**dict(row), "hash": None, "state": self._state(row)} for row in rows]
+
+    async def seal(self, id: str, *, by: str) -> Row:
+        """Let a key count that is from before there was an encryption key: somebody knows whose it is."""
+        known = await self._existing(id)
+        hash = self._hashes.sealed(known["hash"])
+        if hash is None or self._state(known) != "unsealed":
+            raise NotAllowed(
+                f"the key {id} needs no seal: only one does that was made without HOMING_ENCRYPTION_KEY, "
+                "where that is set now"
+            )
+        entry = Entry(by, "keys.seal", id, detail={"name": known["name"]})
+        await self._run_audited("rehash_key", entry, id=id, seen=known["hash"], hash=hash)
+        self._known.forget(id)
+        return known
 
     async def revoke(self, id: str, *, by: str, address: str | None = None) -> Row:
         """Every process refuses it within seconds."""
+        known = await self._existing(id)
+        if known["state"] == "revoked":
+            raise NotAllowed(f"the key {id} is revoked already")
+        entry = Entry(by, "keys.revoke", id, address, {"name": known["name"]})
+        rows, _ = await self._run_audited("revoke_key", entry, id=id, revoked_by=by)
+        self._known.forget(id)
+        return rows[0] if rows else known
+
+    async def _existing(self, id: str) -> Row:
         known = await self._run("load_keys", ids=_encode([id]).decode()) if is_id(id) else ()
         if not known:
             raise NotFound(f"there is no key {id}; `homing keys list` shows those there are")
-        if known[0]["state"] == "revoked":
-            raise NotAllowed(f"the key {id} is revoked already")
-        entry = Entry(by, "keys.revoke", id, address, {"name": known[0]["name"]})
-        rows, _ = await self._run_audited("revoke_key", entry, id=id, revoked_by=by)
-        self._known.forget(id)
-        return rows[0] if rows else known[0]
+        return known[0]
 
     async def _run(self, query: str, /, **parameters: Any) -> Sequence[Row]:
         return await self._database.fetch(self._queries[query], parameters)

@@ -21,7 +21,7 @@ RETURNING {key}
 SELECT {key}, hash FROM homing_api_key WHERE id IN (SELECT json_array_elements_text(:ids::text::json))
 
 -- name: list_keys
-SELECT {key} FROM homing_api_key ORDER BY created_at DESC, id
+SELECT {key}, hash FROM homing_api_key ORDER BY created_at DESC, id
 
 -- name: revoke_key
 UPDATE homing_api_key SET revoked_at = now(), revoked_by = :revoked_by
@@ -124,6 +124,12 @@ SET failures = CASE WHEN f.last_at < now() - make_interval(secs => :forgotten_af
         ELSE least(:longest_block, 1 << least(f.failures - :free, 20)) END)
 WHERE f.blocked_until <= clock_timestamp()
 RETURNING subject
+
+-- name: login_failures
+-- Of an address and a name, before anything is counted.
+SELECT subject, failures, greatest(0, extract(epoch FROM blocked_until - clock_timestamp()))::float8 AS seconds
+FROM homing_login_failure
+WHERE subject IN (:address_subject, :name_subject) AND last_at >= now() - make_interval(secs => :forgotten_after)
 
 -- name: login_wait
 SELECT coalesce(extract(epoch FROM max(blocked_until) - now()), 0)::float8 AS seconds

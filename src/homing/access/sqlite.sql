@@ -24,7 +24,7 @@ RETURNING {key}
 SELECT {key}, hash FROM homing_api_key WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: list_keys
-SELECT {key} FROM homing_api_key ORDER BY created_at DESC, id
+SELECT {key}, hash FROM homing_api_key ORDER BY created_at DESC, id
 
 -- name: revoke_key
 UPDATE homing_api_key SET revoked_at = {now}, revoked_by = :revoked_by
@@ -125,6 +125,12 @@ SET failures = CASE WHEN last_at < {forgotten} THEN 1 ELSE min(failures, 1000000
         ELSE min(:longest_block, 1 << min(failures - :free, 20)) END))
 WHERE blocked_until <= {now}
 RETURNING subject
+
+-- name: login_failures
+-- Of an address and a name, before anything is counted.
+SELECT subject, failures,
+       max(0.0, (julianday(blocked_until) - julianday('now')) * 86400.0) AS seconds
+FROM homing_login_failure WHERE subject IN (:address_subject, :name_subject) AND last_at >= {forgotten}
 
 -- name: login_wait
 SELECT coalesce((julianday(max(blocked_until)) - julianday('now')) * 86400.0, 0.0) AS seconds

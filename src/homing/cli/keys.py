@@ -27,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
     group.command()(create)
     group.command(name="list")(list_keys)
     group.command()(revoke)
+    group.command()(seal)
     group.command()(scopes)
     app.add_typer(group, name="keys")
 
@@ -132,6 +133,25 @@ async def _revoke(settings: Settings, id: str) -> dict[str, Any]:
     async with opened_access(settings) as access:
         # Whoever has the whole key at hand may give it.
         return _shown(await access.keys.revoke(id_of(id) or id[:40], by=typist()))
+
+
+def seal(id: KeyId, json: Json = False, database_url: DatabaseUrl = None, config: Config = None) -> None:
+    """Let a key count that was made before HOMING_ENCRYPTION_KEY was set.
+
+    Only one that you know: whoever can write to the database may have put others there.
+    """
+    row = run_async(_seal(settings_from(config, database_url=database_url), id))
+    if json:
+        print_json(row)
+    else:
+        print_table(f"sealed: {row['id']} ({row['name']}) counts again, within 5 seconds")
+
+
+async def _seal(settings: Settings, id: str) -> dict[str, Any]:
+    from homing.access.key_text import id_of
+
+    async with opened_access(settings) as access:
+        return {**_shown(await access.keys.seal(id_of(id) or id[:40], by=typist())), "state": "valid"}
 
 
 def scopes(json: Json = False) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from homing.db.instants import read_instant
 from homing.db.queries import Dialect, Query
 from homing.errors import Conflict, DatabaseError, MissingValue, NoDatabase, Refused, SchemaError, Unreachable
+from homing.own_files import make_own
 
 Result = TypeVar("Result")
 
@@ -154,6 +155,8 @@ def _open(path: str, busy_timeout: float, *, writes: bool) -> sqlite3.Connection
         raise Unreachable(
             f"there is no folder {Path(path).parent} to keep {path} in; make it, or set another path"
         )
+    # SQLite would make it for all to read. What it writes beside it, it gives the mode of the file.
+    make_own(path)
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
     try:
         _set_up(connection, busy_timeout, writes=writes)

@@ -25,6 +25,7 @@ from homing.messages.model import (
     Seen,
     Summary,
     Wanted,
+    sees_whole,
 )
 
 Answer = TypeVar("Answer")
@@ -126,7 +127,10 @@ class Desk:
 
     async def show(self, id: str, *, may: May) -> Detail | None:
         found = self._readable(id, may)
-        detail = await found[0].show(found[1]) if found is not None else None
+        if found is None:
+            return None
+        lane, number = found
+        detail = await lane.show(number, whole=sees_whole(may, lane.scope))
         return detail if detail is None else await self._with_bulk_runs(await self._told_truly(detail), may)
 
     async def _with_bulk_runs(self, detail: Detail, may: May) -> Detail:

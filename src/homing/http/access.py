@@ -70,6 +70,8 @@ _LOCAL = Principal("loopback", "loopback", "loopback", frozenset({"ops"}))
 _WHY = {
     "unknown": "this key is not known here",
     "expired": "this key has expired; make another one with `homing keys create`",
+    "unsealed": "this key was made without HOMING_ENCRYPTION_KEY, and does not count since that is set; make "
+    "another one, or let it count by `homing keys seal ID`",
     "revoked": "this key was revoked; make another one with `homing keys create`",
 }
 
@@ -143,11 +145,14 @@ class AccessMiddleware(ASGIMiddleware):
         self.access, self.site = access, site
         self._limits = RateLimits(rate_per_second)
         self._routes: dict[Any, _Route] = {}
+        self._told_of_proxy = False
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         request: AnyRequest = Request(scope, receive, send)
         # Once: Litestar makes them anew for everyone who asks.
         headers = request.headers
+        if self.site.see_through(scope, headers):
+            self._tell_of_proxy(scope)
         template = scope["path_template"]
         if template not in _FROM_ANYWHERE:
             self.site.require_served(headers.get("host", ""))
@@ -167,6 +172,13 @@ class AccessMiddleware(ASGIMiddleware):
             raise _unauthorized(
                 "a key is needed: Authorization: Bearer hom_…; `homing keys create` makes one"
             )
+
+    def _tell_of_proxy(self, scope: Scope) -> None:
+        """Once: whoever has set no proxy up may still be sent what a proxy would send."""
+        if not self._told_of_proxy:
+            self._told_of_proxy = True
+            peer = scope["client"][0] if scope["client"] is not None else "unknown"
+            self.access.telemetry.log.warning("proxy.untrusted", peer=peer)
 
     def _login(self, request: AnyRequest) -> Response[str]:
         """Afterwards one is where one wanted to go; of a form, on the page that it was on."""

@@ -27,7 +27,7 @@ from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
 from homing.http.live import Streams
 from homing.http.openapi import DocumentConfig
-from homing.http.outgoing import guard_answer
+from homing.http.outgoing import make_answer_guard
 from homing.http.traces import keep_trace
 from homing.replies import answers
 from homing.strict_json import decode, require_json
@@ -126,7 +126,7 @@ def build_app(
         middleware=[keep_trace] if door is None else [keep_trace, door],
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
-        before_send=[guard_answer],
+        before_send=[make_answer_guard(https=door is not None and door.site.is_https)],
         openapi_config=document,
         signature_types=[Callable, Awaitable, Telemetry],
         logging_config=None,

@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
+from litestar.datastructures import Headers
+from litestar.types import Scope
 from msgspec import Struct
 
-from homing.errors import Forbidden
+from homing.errors import Forbidden, InvalidRequest
 from homing.http.asking import AnyRequest, address_of
 from homing.settings import is_loopback
 
+Address = IPv4Address | IPv6Address
+
+_FORWARDED_FOR, _FORWARDED_PROTO = "x-forwarded-for", "x-forwarded-proto"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OUR_OWN = frozenset({"same-origin", "none"})
 #: A cookie of this name is taken by browsers only with Secure, with Path=/ and for no other host.
@@ -32,6 +39,43 @@ class Site(Struct, frozen=True):
     base_url: str | None = None
     #: Whether nobody but this machine can connect.
     bound_to_loopback: bool = True
+    #: Networks of proxies that are believed when they say whom they ask for. Litestar, which hands a site to
+    #: handlers, knows no type of networks.
+    trusted: tuple[Any, ...] = ()
+
+    def see_through(self, scope: Scope, headers: Headers) -> bool:
+        """Let `scope` name who is behind the proxies that are trusted; whether one was there that is not.
+
+        A proxy adds whom it was called by at the end of `X-Forwarded-For`; what stands before the last that
+        is no proxy of ours may be anybody's. Raises `InvalidRequest` for what is no address.
+        """
+        client = scope["client"]
+        peer = _address(client[0].partition("%")[0]) if client is not None else None
+        forwarded = headers.getall(_FORWARDED_FOR, [])
+        if client is None or peer is None:
+            return bool(forwarded)
+        is_trusted = self._trusts(peer)
+        origin = self._origin(peer, ",".join(forwarded)) if is_trusted else peer
+        scope["client"] = (str(origin), client[1])
+        scheme = headers.get(_FORWARDED_PROTO, "").rpartition(",")[2].strip().lower()
+        if is_trusted and scheme in {"http", "https"}:
+            scope["scheme"] = scheme
+        return bool(forwarded) and not is_trusted
+
+    def _origin(self, peer: Address, forwarded: str) -> Address:
+        hops = forwarded.split(",") if forwarded else []
+        while hops and self._trusts(peer):
+            hop = _hop(hops.pop().strip())
+            if hop is None:
+                raise InvalidRequest(
+                    "X-Forwarded-For names what is no address; let the proxy write the address that it was "
+                    "called from, and nothing else"
+                )
+            peer = hop
+        return peer
+
+    def _trusts(self, address: Address) -> bool:
+        return any(address in network for network in self.trusted)
 
     def require_served(self, host: str) -> None:
         """By the Host header, which a page elsewhere cannot choose."""
@@ -40,14 +84,19 @@ class Site(Struct, frozen=True):
 
     def is_local(self, request: AnyRequest) -> bool:
         """Asked on this machine, and by nobody through a proxy that we know of."""
-        peer = address_of(request)
-        return self.bound_to_loopback and self.base_url is None and is_loopback(peer or "")
+        if not self.bound_to_loopback or self.base_url is not None or self.trusted:
+            return False
+        return is_loopback(address_of(request) or "") and _FORWARDED_FOR not in request.headers
+
+    @property
+    def is_https(self) -> bool:
+        """Whether people come by https, which a proxy in front of us speaks."""
+        return urlsplit(self.base_url or "").scheme == "https"
 
     def is_secure(self, request: AnyRequest) -> bool:
         """Whether the browser speaks https, with us or with the proxy in front."""
-        public = urlsplit(self.base_url or "")
-        behind_tls = public.scheme == "https" and hostname(request.headers.get("host", "")) == public.hostname
-        return request.scope["scheme"] == "https" or behind_tls
+        is_ours = hostname(request.headers.get("host", "")) == urlsplit(self.base_url or "").hostname
+        return request.scope["scheme"] == "https" or (self.is_https and is_ours)
 
     def cookie_name(self, request: AnyRequest) -> str:
         return _SECURE_COOKIE if self.is_secure(request) else _PLAIN_COOKIE
@@ -78,6 +127,22 @@ class Site(Struct, frozen=True):
         if scheme != ("https" if self.is_secure(request) else "http"):
             return False
         return place in {request.headers.get("host"), urlsplit(self.base_url or "").netloc or None}
+
+
+@lru_cache(maxsize=1024)
+def _address(text: str) -> Address | None:
+    """An IPv4 address that came by a socket of IPv6 is what it is."""
+    try:
+        found = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _hop(text: str) -> Address | None:
+    """Some proxies write the port, too. A zone is nothing that comes from elsewhere, and may be any text."""
+    host = text[1:].partition("]")[0] if text.startswith("[") else text
+    return _address(host.partition(":")[0] if host.count(":") == 1 else host) if "%" not in host else None
 
 
 @lru_cache(maxsize=256)

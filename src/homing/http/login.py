@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from litestar import Controller, MediaType, Response, get, post
@@ -10,7 +11,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
 from homing.access.desk import Access
-from homing.access.login import LoggedIn, TooManyLogins
+from homing.access.login import LoggedIn, LoginsBusy, TooManyLogins
 from homing.access.principal import Principal
 from homing.errors import Forbidden
 from homing.http.asking import AnyRequest, address_of
@@ -60,14 +61,10 @@ class LoginPages(Controller):
                 return _gone_to(own_path(form.get("next", _HOME)), _cookie(site, request, token))
             case TooManyLogins(retry_after=seconds):
                 wait = max(1, round(seconds + 0.5))
-                return login_page(
-                    request,
-                    form.get("next", _HOME),
-                    f"Too many attempts. Try again in {wait} seconds.",
-                    name=form.get("name", ""),
-                    status_code=429,
-                    headers={"Retry-After": str(wait)},
-                )
+                return _later(request, form, f"Too many attempts. Try again in {wait} seconds.", 429, wait)
+            case LoginsBusy(retry_after=seconds):
+                said = "Too many people are logging in just now. Try again in a moment."
+                return _later(request, form, said, 503, max(1, math.ceil(seconds)))
             case _:
                 name = form.get("name", "")
                 return login_page(request, form.get("next", _HOME), _WRONG, name=name, status_code=401)
@@ -109,6 +106,19 @@ def login_page(
     )
 
 
+def _later(
+    request: AnyRequest, form: Mapping[str, str], said: str, status_code: int, seconds: int
+) -> Response[str]:
+    return login_page(
+        request,
+        form.get("next", _HOME),
+        said,
+        name=form.get("name", ""),
+        status_code=status_code,
+        headers={"Retry-After": str(seconds)},
+    )
+
+
 def ended_page(request: AnyRequest, site: Site) -> Response[str]:
     """For a form whose session is over: what it wanted is not done, also not after the login."""
     page = form_page(request, own_path(site.came_from(request)))
@@ -118,7 +128,8 @@ def ended_page(request: AnyRequest, site: Site) -> Response[str]:
 def _require_privacy(site: Site, request: AnyRequest) -> None:
     if not site.is_secure(request) and not is_loopback(hostname(request.headers.get("host", ""))):
         raise Forbidden(
-            "a password is taken by https only: put a proxy with TLS in front, and set HOMING_BASE_URL=https://…"
+            "a password is taken by https only: put a proxy with TLS in front, and set "
+            "HOMING_BASE_URL=https://… and HOMING_TRUSTED_PROXIES"
         )
 
 

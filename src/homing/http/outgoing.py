@@ -6,6 +6,8 @@ So they are added where the answer leaves.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from litestar.types import Message, Scope
 
 #: Each by its name in lower case, as servers send them. An answer that says its own keeps that.
@@ -26,9 +28,18 @@ _CARRIED: tuple[tuple[bytes, bytes], ...] = (
 )
 
 
-async def guard_answer(message: Message, scope: Scope) -> None:  # noqa: ARG001 - Litestar's own form
-    if message["type"] != "http.response.start":
-        return
-    headers = list(message["headers"])
-    said = {name.lower() for name, _ in headers}
-    message["headers"] = [*headers, *(pair for pair in _CARRIED if pair[0] not in said)]
+#: For a year nobody comes by plain http, where a password could be read. Browsers hear it by https only.
+_BY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
+
+
+def make_answer_guard(*, https: bool) -> Callable[[Message, Scope], Awaitable[None]]:
+    carried = (*_CARRIED, _BY_HTTPS) if https else _CARRIED
+
+    async def guard_answer(message: Message, scope: Scope) -> None:  # noqa: ARG001 - Litestar's own form
+        if message["type"] != "http.response.start":
+            return
+        headers = list(message["headers"])
+        said = {name.lower() for name, _ in headers}
+        message["headers"] = [*headers, *(pair for pair in carried if pair[0] not in said)]
+
+    return guard_answer

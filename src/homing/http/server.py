@@ -24,6 +24,8 @@ async def serving(application: Litestar, host: str, port: int) -> AsyncIterator[
         application,
         log_config=None,
         access_log=False,
+        # Who a proxy says that it asks for is the door's to judge (`Site.see_through`).
+        proxy_headers=False,
         lifespan="off",
         timeout_graceful_shutdown=_SHUTDOWN_SLACK,
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from litestar import Request
+from msgspec import Struct
 
 from homing.db import Dialect, Row
 from homing.db.conditions import (
@@ -17,9 +21,9 @@ from homing.db.conditions import (
     matches,
     written,
 )
-from homing.messages.model import MailParts, Wanted
+from homing.messages.model import MailParts, Wanted, sees_whole
 from homing.senders.hiding import hide_in_json
-from homing.senders.preview import Preview, preview_of, shown
+from homing.senders.preview import Preview, dead_link, preview_of, shown, without_links
 from homing.senders.templates import Templates
 
 _RECIPIENTS = ("o.to_address", "o.cc_address", "o.bcc_address")
@@ -28,6 +32,13 @@ CODE_OF_ERROR: Final[Mapping[Dialect, str]] = {
     "postgres": "split_part(o.last_error, ':', 1)",
     "sqlite": "substr(CAST(o.last_error AS TEXT), 1, instr(CAST(o.last_error AS TEXT) || ':', ':') - 1)",
 }
+
+
+View = TypeVar("View", bound=Struct)
+
+#: Of a row as the API shows it, what a link or a code may stand in; the second are JSON.
+_TEXTS: Final = frozenset({"subject", "text", "body", "html"})
+_VALUES: Final = frozenset({"variables", "headers", "metadata"})
 
 
 def mail_conditions(dialect: Dialect, wanted: Wanted) -> Conditions:
@@ -59,3 +70,32 @@ def mail_of(row: Row, templates: Templates, default_sender: str, **columns: Any)
 
 def parts_of(preview: Preview) -> MailParts:
     return MailParts(preview.headers, preview.text, preview.html, preview.source, preview.trouble)
+
+
+def mail_sight_of(request: Request[Any, Any, Any], area: str) -> Callable[[View], View]:
+    """What to do with a row before it is answered. Without a door nobody is asked: for tests of routes."""
+    user = request.scope.get("user")
+    return _whole if user is None or sees_whole(user.may, area) else _redacted
+
+
+def _whole(row: View) -> View:
+    return row
+
+
+def _redacted(row: View) -> View:
+    """Another program may have written it, so it may hold anything."""
+    link = getattr(row, "unsubscribe_url", None)
+    links = [written(link)] if link else []
+    given = {name: getattr(row, name) for name in row.__struct_fields__}
+    hidden: dict[str, Any] = {
+        name: without_links(written(value), links) if name in _TEXTS else _hidden_value(value)
+        for name, value in given.items()
+        if value is not None and name in _TEXTS | _VALUES
+    }
+    if links:
+        hidden["unsubscribe_url"] = dead_link(links[0])
+    return msgspec.structs.replace(row, **hidden)
+
+
+def _hidden_value(value: Any) -> Any:
+    return msgspec.json.decode(hide_in_json(msgspec.json.encode(value).decode()))

@@ -6,7 +6,7 @@ fewer words: a `Phase`. Both are shown, and both can be searched for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, Protocol
 
@@ -19,6 +19,11 @@ Verb = Literal["requeue", "cancel", "send_now"]
 
 LANES: Final[tuple[LaneName, ...]] = ("mail_outbox", "dispatch_jobs", "email_log", "open_events")
 PHASES: Final[tuple[Phase, ...]] = ("waiting", "running", "delivered", "dead", "stopped")
+
+
+def sees_whole(may: Callable[[str], bool], area: str) -> bool:
+    """Whoever puts messages of an area in or mends them knows their secrets; who only reads does not."""
+    return may(f"{area}:write") or may(f"{area}:operate")
 
 
 class Wanted(Struct, frozen=True):
@@ -194,7 +199,9 @@ class LaneDesk(Protocol):
         """Newest first, from below the number `before` on; bounded work, whatever is asked."""
         ...
 
-    async def show(self, number: int) -> Detail | None: ...
+    async def show(self, number: int, *, whole: bool = False) -> Detail | None:
+        """`whole`: with what only those know who put messages in or mend them."""
+        ...
 
     async def mail(self, number: int) -> MailParts | None:
         """Of lanes that send mails, the mail; None of the others."""

@@ -170,6 +170,10 @@ def _exposes(text: str) -> bool:
     )
 
 
+def hide_in_header(name: str, value: str) -> str:
+    return HIDDEN if is_secret_name(name) else hide_tokens(value)
+
+
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 

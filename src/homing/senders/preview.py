@@ -3,7 +3,7 @@
 Whoever looks at a mail is not the one it is for. So what links work by is taken out before the mail is
 assembled (`?token=hidden-in-preview`), and so are variables that are named like secrets, and the link to
 unsubscribe: a click in a preview confirms nothing and ends no subscription. The source shows the same.
-How that is recognised, and what is not, says `homing.senders.hiding`; subject and attachments stay.
+How that is recognised, and what is not, says `homing.senders.hiding`; attachments stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from homing.db import Row
 from homing.db.conditions import written
 from homing.senders.compose import Problem, compose, envelope_of
-from homing.senders.hiding import HIDDEN, hide_in_json, hide_tokens
+from homing.senders.hiding import HIDDEN, hide_in_header, hide_in_json, hide_tokens
 from homing.senders.mail import MailMessage
 from homing.senders.mime import Unassemblable, assemble
 from homing.senders.templates import Templates
@@ -119,24 +119,27 @@ def _harmless(message: MailMessage) -> MailMessage:
     links = [link for link in (message.unsubscribe_url, message.manage_url) if link]
     return replace(
         message,
-        text=_without_links(message.whole_text, links),
-        html=_without_links(message.whole_html, links),
-        headers=tuple((name, hide_tokens(value)) for name, value in message.headers),
-        unsubscribe_url=_dead_link(message.unsubscribe_url) if message.unsubscribe_url else None,
-        manage_url=_dead_link(message.manage_url) if message.manage_url else None,
+        subject=hide_tokens(message.subject),
+        text=without_links(message.whole_text, links),
+        html=without_links(message.whole_html, links),
+        headers=tuple((name, hide_in_header(name, value)) for name, value in message.headers),
+        unsubscribe_url=dead_link(message.unsubscribe_url) if message.unsubscribe_url else None,
+        manage_url=dead_link(message.manage_url) if message.manage_url else None,
     )
 
 
-def _without_links(text: str | None, links: Sequence[str]) -> str | None:
+def without_links(text: str | None, links: Sequence[str]) -> str | None:
+    """Without what works in it, and these links, which are known to."""
     if text is None:
         return None
     for link in links:
-        dead = _dead_link(link)
+        dead = dead_link(link)
         text = text.replace(link, dead).replace(str(escape(link)), str(escape(dead)))
     return hide_tokens(text)
 
 
-def _dead_link(link: str) -> str:
+def dead_link(link: str) -> str:
+    """Where it leads, and nothing that works."""
     try:
         parts = urlsplit(link)
     except ValueError:

@@ -146,8 +146,11 @@ def _tls(scheme: str, chosen: str | None, host: str, *, has_password: bool) -> T
         return "none" if local else "starttls"
     if chosen not in get_args(Tls) or chosen == "implicit":
         raise _wrong("has an unknown value for tls; there are none, opportunistic and starttls")
-    if chosen == "opportunistic" and has_password and not local:
-        raise _wrong("would send the password to whoever answers: use tls=starttls")
+    if chosen != "starttls" and has_password and not local:
+        raise _wrong(
+            "would send the password to whoever listens or answers: use tls=starttls, or leave out user "
+            "and password where the relay asks for none"
+        )
     return cast("Tls", chosen)
 
 

@@ -192,6 +192,39 @@ async def test_whatever_is_wrong_with_a_link_the_same_page_says_so(desk: Desk) -
     assert await _everything(desk) == before
 
 
+async def _confirmed(desk: Desk) -> tuple[int, str]:
+    """A subscription, and where the page leads that tells of its confirmation."""
+    await desk.subscribe(ANN)
+    ((id,),) = [row.values() for row in await desk.sql("SELECT subscription_id FROM subscriptions")]
+    told = await desk.client.post(desk.mails[0].url)
+    onward = re.search(rf"/subscriptions/{id}\?token=[\w-]+", told.text)
+    assert onward is not None
+    return id, onward[0]
+
+
+async def test_what_is_behind_a_link_to_confirm_ends_with_it(desk: Desk) -> None:
+    """Whoever once saw that link must not hold the subscription for good."""
+    id, manage = await _confirmed(desk)
+    link = desk.mails[0].url
+    paused = await desk.client.post(manage, data={"do": "pause"})
+    assert (paused.status_code, await _status(desk, id)) == (200, "paused")
+    assert _Form(await desk.client.get(link), "save").fields["token"] == desk.token(manage)
+    desk.clock.advance(hours=24)
+    before = await _everything(desk)
+    for path in (link, manage):
+        for answer in (await desk.client.get(path), await desk.client.post(path, data={"do": "resume"})):
+            assert answer.status_code == 410
+    assert await _everything(desk) == before
+    assert (await desk.client.get(desk.links.manage_url(id, ANN))).status_code == 200, "that of a mail lasts"
+
+
+async def test_it_ends_also_when_the_subscription_ends(desk: Desk) -> None:
+    id, manage = await _confirmed(desk)
+    assert (await desk.client.get(manage)).status_code == 200
+    await desk.client.post(_unsubscribe(desk, id))
+    assert (await desk.client.get(manage)).status_code == 404
+
+
 async def test_a_confirmation_expires(sqlite_desk: Desk) -> None:
     await sqlite_desk.subscribe(ANN)
     link = sqlite_desk.mails[0].url

@@ -17,15 +17,18 @@ from homing.errors import NotFound
 from homing.http.asking import AnyRequest, who_of
 from homing.http.numbers import row_id
 from homing.http.pages.shell import PAGE, render
+from homing.messages.model import sees_whole
 from homing.senders.caught_mail import Shelf
+from homing.senders.hiding import hide_in_header, hide_tokens
 
 #: A mail is somebody's html: it may show itself, and its links may be followed in a tab of their own.
 MAIL_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
     "sandbox allow-popups allow-popups-to-escape-sandbox"
 )
-#: Of whoever looks at what was caught, beside that for pages: these are whole mails, with their links.
-MAIL_SCOPE = "mail:read"
+_AREA = "mail"
+#: Of whoever looks at what was caught, beside that for pages. Who may only look gets no link that works.
+MAIL_SCOPE = f"{_AREA}:read"
 _LISTED = 100
 
 
@@ -46,14 +49,15 @@ class CaughtPages(Controller):
         who_of(request).require(MAIL_SCOPE)
         row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
+        whole = _sees_whole(request)
         return render(
             request,
             "caught.html",
             mail=listed_mail(row),
-            mail_headers=[(k, str(v)) for k, v in message.items()],
-            text=_part(message, "plain"),
-            has_html=_part(message, "html") is not None,
-            source=source.decode("utf-8", "replace"),
+            mail_headers=[(k, str(v) if whole else hide_in_header(k, str(v))) for k, v in message.items()],
+            text=_part(message, "plain", whole=whole),
+            has_html=_part(message, "html", whole=whole) is not None,
+            source=source.decode("utf-8", "replace") if whole else None,
             files=[part.get_filename() or part.get_content_type() for part in message.iter_attachments()],
         )
 
@@ -64,7 +68,7 @@ class CaughtPages(Controller):
         who_of(request).require(MAIL_SCOPE)
         _row, source = await _found(shelf, id)
         message = email.message_from_bytes(source, policy=email.policy.default)
-        return foreign_html(_part(message, "html") or "")
+        return foreign_html(_part(message, "html", whole=_sees_whole(request)) or "")
 
 
 def foreign_html(text: str) -> Response[str]:
@@ -81,9 +85,21 @@ async def _found(shelf: Shelf, id: int) -> tuple[Any, bytes]:
 
 def listed_mail(row: Any) -> dict[str, Any]:
     recipients: list[str] = msgspec.json.decode(row["recipients"])
-    return {**row, "recipients": ", ".join(recipients), "caught_at": instant(row["caught_at"])}
+    return {
+        **row,
+        "subject": hide_tokens(row["subject"]),
+        "recipients": ", ".join(recipients),
+        "caught_at": instant(row["caught_at"]),
+    }
 
 
-def _part(message: email.message.EmailMessage, kind: str) -> str | None:
+def _sees_whole(request: AnyRequest) -> bool:
+    return sees_whole(who_of(request).may, _AREA)
+
+
+def _part(message: email.message.EmailMessage, kind: str, *, whole: bool) -> str | None:
     body = message.get_body((kind,))
-    return body.get_content() if body is not None else None
+    if body is None:
+        return None
+    text: str = body.get_content()
+    return text if whole else hide_tokens(text)

@@ -25,7 +25,7 @@ from homing.http.pages.message import story_pieces
 from homing.http.pages.messages import message_pieces
 from homing.http.pages.overview import overview_pieces
 from homing.http.pages.shell import PAGE
-from homing.http.pages.sight import readable
+from homing.http.pages.sight import readable, seen_whole
 
 #: A proxy must not hold back what comes bit by bit.
 _HEADERS = {"X-Accel-Buffering": "no"}
@@ -84,7 +84,9 @@ def _messages(desk: Desk, user: Principal, line: str) -> tuple[Hashable, Look]:
 async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look]:
     """Who may not see it is refused here. Of a bulk run, who may read all its lanes sees more than others."""
     await story_pieces(desk, id, user.may)
-    return ("message", id, readable(desk, user)), lambda: story_pieces(desk, id, user.may)
+    return ("message", id, (readable(desk, user), seen_whole(desk, user))), lambda: story_pieces(
+        desk, id, user.may
+    )
 
 
 async def _bulk(bulk_runs: BulkRuns, user: Principal, id: int) -> tuple[Hashable, Look]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from litestar import Controller, MediaType, Response, get
@@ -22,7 +23,7 @@ from homing.http.pages.charts import chart_of
 from homing.http.pages.shell import PAGE, link, render
 from homing.lanes.dispatch_jobs.masking import shown_url
 from homing.lanes.dispatch_jobs.statistics import Statistics
-from homing.messages.model import Wanted
+from homing.messages.model import Wanted, sees_whole
 from homing.senders.caught_mail import Shelf
 
 _LATEST_CAUGHT = 5
@@ -62,7 +63,7 @@ class OverviewPage(Controller):
             statistics=figures,
             caught=[listed_mail(row) for row in caught],
             asked=asked,
-            shown_url=shown_url,
+            shown_url=partial(shown_url, with_path=sees_whole(user.may, "jobs")),
             needing=_NEEDING,
         )
 

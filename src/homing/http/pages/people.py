@@ -36,7 +36,7 @@ _LIVES: Mapping[str, float | None] = {
     "never": None,
 }
 _USUAL_LIFE = "90 days"
-_TONES: Mapping[str, str] = {"valid": "good", "expired": "wait"}
+_TONES: Mapping[str, str] = {"valid": "good", "expired": "wait", "unsealed": "wait"}
 _MEANING: Mapping[Role, str] = {
     "viewer": "looks at everything but the audit log and metrics",
     "operator": "also requeues, cancels, pauses and tests; reads the audit log",

@@ -17,7 +17,7 @@ from homing.access.audit import AuditFilter
 from homing.access.desk import Access
 from homing.db import instant
 from homing.errors import InvalidRequest
-from homing.http.asking import AnyRequest
+from homing.http.asking import AnyRequest, who_of
 from homing.http.numbers import number_in
 from homing.http.pages.deeds import OWN_AUDIT, REFUSALS, SPANS, Deed, tried
 from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen, refusal
@@ -36,6 +36,7 @@ from homing.lanes.dispatch_jobs.target_desk import (
     ValidateRequest,
 )
 from homing.lanes.dispatch_jobs.target_look import COUNTED, Load, LoadedTarget, TargetFilter, TargetLook
+from homing.messages.model import sees_whole
 
 _STATES: tuple[State, ...] = get_args(State)
 _TONES: Mapping[str, str] = {"closed": "good", "open": "bad", "half_open": "wait", "paused": "wait"}
@@ -269,8 +270,9 @@ async def _page_of(
     url: str | None = None,
     sent: Sent = NOTHING_SENT,
 ) -> Response[str]:
+    whole = sees_whole(who_of(request).may, "jobs")
     key, view = await desk.show(named.target, named.credentials)
-    one, last = LoadedTarget(key, view, await look.load(key)), await look.last_url(key)
+    one, last = LoadedTarget(key, view, await look.load(key)), await look.last_url(key, with_path=whole)
     listed = {**_listed(one), **({} if last is not None or _is_known(one) else _UNKNOWN)}
     paused = await _who_paused(access, view)
     return render(

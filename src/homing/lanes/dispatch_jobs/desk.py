@@ -61,20 +61,21 @@ class JobDesk(JobDeadDesk):
         """A job is no mail."""
         return None
 
-    async def show(self, number: int) -> Detail | None:
+    async def show(self, number: int, *, whole: bool = False) -> Detail | None:
         row = await self._jobs.get(number)
         if row is None:
             return None
         heads = [] if row["ready"] else await self._jobs.run("group_head", group_id=row["group_id"])
+        url = shown_url(row["source"], row["target_url"], with_path=whole)
         summary, waiting = _summary(row), waiting_for(row, heads[0] if heads else None)
         return Detail(
             summary,
-            _fields(row),
-            _timeline(row, summary, await self._jobs.attempts(number), waiting),
+            _fields(row, url),
+            _timeline(row, summary, await self._jobs.attempts(number), waiting, url),
             body_of(row["payload"], row["payload_content_type"]),
             verbs=possible(self.from_states, summary.state),
             # Where our own go is a setting, which is nobody's to copy.
-            curl=curl_of(row, self._header_prefix) if row["source"] != SOURCE else None,
+            curl=curl_of(row, self._header_prefix) if whole and row["source"] != SOURCE else None,
             waits=_waits(row, waiting),
         )
 
@@ -97,13 +98,13 @@ def _summary(row: Row) -> Summary:
     )
 
 
-def _fields(row: Row) -> list[tuple[str, str]]:
+def _fields(row: Row, url: str) -> list[tuple[str, str]]:
     held = row["status"] == "IN_PROGRESS"
     return facts(
         [
             ("Source", row["source"]),
             ("Type", row["type"]),
-            ("URL", shown_url(row["source"], row["target_url"])),
+            ("URL", url),
             ("Target", str(row["target"] or "").partition("#")[0]),
             ("Group", row["group_id"]),
             ("Ordering", row["ordering"] if row["ordering"] != "none" else None),
@@ -127,9 +128,11 @@ def _fields(row: Row) -> list[tuple[str, str]]:
     )
 
 
-def _timeline(row: Row, summary: Summary, attempts: Sequence[Row], waiting: Waiting | None) -> list[Step]:
+def _timeline(
+    row: Row, summary: Summary, attempts: Sequence[Row], waiting: Waiting | None, url: str
+) -> list[Step]:
     steps = [Step(summary.created_at, "created", f"Created by {row['source']}")]
-    request = _request(row)
+    request = _request(row, url)
     again = _first_after_requeue(row["attempts_before"], attempts)
     steps += [_attempt(attempt, request, again) for attempt in attempts]
     tried = readable(row["last_attempt_at"])
@@ -153,10 +156,9 @@ def _end(row: Row, summary: Summary, at: datetime) -> Step:
     return Step(at, summary.phase, _ENDS[summary.state], well=well, error_class=summary.error, error=error)
 
 
-def _request(row: Row) -> str:
+def _request(row: Row, url: str) -> str:
     """What every attempt asks: the same, but for the time and the signature."""
     size = len(str(row["payload"]).encode())
-    url = shown_url(row["source"], row["target_url"])
     signed = ", signed" if row["credentials_id"] is not None else ""
     return f"POST {url}, {row['payload_content_type']}, {size:,} bytes{signed}"
 

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from homing.lanes.dispatch_jobs.dead_letters import SOURCE
 from homing.lanes.dispatch_jobs.look import host_of, without_query
 from homing.lanes.dispatch_jobs.view import Attempt, JobSummary, JobView
+from homing.messages.model import sees_whole
 
 Job = TypeVar("Job", bound=JobSummary)
 
 HIDDEN: Final = "…"
-#: Who makes jobs, or mends them, knows their secrets.
-_TRUSTED: Final = ("jobs:write", "jobs:operate")
 #: What a producer's header holds is the receiver's business. These are known to hold no secret; a list of
 #: those that may would always lack one.
 _HARMLESS: Final = frozenset(
@@ -32,9 +31,11 @@ def is_harmless(header: str) -> bool:
     return header.lower() in _HARMLESS
 
 
-def shown_url(source: str, url: str) -> str:
-    """Without the query. Our own jobs go where a setting says: a chat's address is a secret as a whole."""
-    if source != SOURCE:
+def shown_url(source: str, url: str, *, with_path: bool = True) -> str:
+    """Without the query. A chat's address is a secret from its path on: the dashboard shows that only to
+    those who know it already, and of our own jobs, which go where a setting says, to nobody.
+    """
+    if with_path and source != SOURCE:
         return without_query(url)
     return f"{url.partition('://')[0]}://{host_of(url)}/{HIDDEN}"
 
@@ -42,8 +43,10 @@ def shown_url(source: str, url: str) -> str:
 def sight_of(request: Request[Any, Any, Any]) -> Callable[[Job], Job]:
     """What to do with a job before it is answered. Without a door nobody is asked: for tests of routes."""
     user = request.scope.get("user")
-    is_trusted = user is None or any(user.may(scope) for scope in _TRUSTED)
-    return _of_trusted if is_trusted else masked
+    if user is None or sees_whole(user.may, "jobs"):
+        return _of_trusted
+    # Whoever looks at the dashboard calls this with the same session.
+    return _masked_of_person if user.kind == "user" else masked
 
 
 def attempts_sight_of(request: Request[Any, Any, Any]) -> Callable[[Attempt], Attempt]:
@@ -64,8 +67,12 @@ def _of_trusted(job: Job) -> Job:
     return masked(job) if job.source == SOURCE else job
 
 
-def masked(job: Job) -> Job:
-    url = shown_url(job.source, job.target_url)
+def _masked_of_person(job: Job) -> Job:
+    return masked(job, with_path=False)
+
+
+def masked(job: Job, *, with_path: bool = True) -> Job:
+    url = shown_url(job.source, job.target_url, with_path=with_path)
     if isinstance(job, JobView):
         return replace(job, target_url=url, headers=_masked(job.headers))
     return replace(job, target_url=url)

@@ -118,14 +118,14 @@ class TargetLook:
             instant(row["looked_since"]) if cut else None,
         )
 
-    async def last_url(self, target: str) -> LastUrl | None:
+    async def last_url(self, target: str, *, with_path: bool = True) -> LastUrl | None:
         """None where no job is found."""
         rows = await self._run("target_last_job", target=target, window=_LAST_OF)
         if not rows:
             return None
         source, url = rows[0]["source"], rows[0]["target_url"]
-        shown = shown_url(source, url).removesuffix(f"?{HIDDEN}")
-        return LastUrl(None if source == SOURCE else shown, is_cut=shown != url)
+        shown = shown_url(source, url, with_path=with_path).removesuffix(f"?{HIDDEN}")
+        return LastUrl(shown if with_path and source != SOURCE else None, is_cut=shown != url)
 
     async def _loaded(self, found: Sequence[tuple[str, TargetView]]) -> list[LoadedTarget]:
         loads = await self._loads([key for key, _ in found])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, Request, Response, get, post
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
@@ -25,7 +26,11 @@ from homing.lanes.email_log.view import (
     listed,
     shown,
 )
+from homing.messages.mails import mail_sight_of
 from homing.replies import RequeueReply, answers, errors
+
+AnyRequest = Request[Any, Any, Any]
+Sight = Callable[[EmailSummary], EmailSummary]
 
 #: A value of that type is all that says which type the header has.
 _LOCATION = ResponseHeader(
@@ -101,6 +106,8 @@ class Emails(Controller):
     @get("/", summary="Emails, newest first", opt={"scope": "emails:read"}, responses=_NO_CURSOR)
     async def list(
         self,
+        *,
+        request: AnyRequest,
         emails: NamedDependency[EmailLog],
         status: FromQuery[str | None] = None,
         message_key: Annotated[str | None, QueryParameter(name="messageKey")] = None,
@@ -110,11 +117,12 @@ class Emails(Controller):
         if status is not None and status not in STATES:
             raise InvalidRequest(f"status must be one of {', '.join(STATES)}", "status")
         _check_limit(limit)
+        seen = mail_sight_of(request, "emails")
         check_plain("messageKey", message_key)
         if message_key is not None:
-            return await _of_key(emails, message_key, status)
+            return await _of_key(emails, message_key, status, seen)
         rows = await emails.page(status=status, before=_cursor(before), limit=limit)
-        return EmailPage(*_page(rows, limit))
+        return EmailPage(*_page(rows, limit, seen))
 
     @get(
         "/dead",
@@ -124,6 +132,8 @@ class Emails(Controller):
     )
     async def dead(
         self,
+        *,
+        request: AnyRequest,
         emails: NamedDependency[EmailLog],
         reason: FromQuery[str | None] = None,
         before: FromQuery[str | None] = None,
@@ -132,7 +142,7 @@ class Emails(Controller):
         _check_limit(limit)
         check_plain("reason", reason)
         rows = await emails.page(status="Dead", reason=reason, before=_cursor(before), limit=limit)
-        return DeadEmails(await emails.dead_reasons(), *_page(rows, limit))
+        return DeadEmails(await emails.dead_reasons(), *_page(rows, limit, mail_sight_of(request, "emails")))
 
     @post(
         "/requeue",
@@ -151,8 +161,11 @@ class Emails(Controller):
         summary="One email, with the verdict of each recipient",
         opt={"scope": "emails:read"},
     )
-    async def get(self, emails: NamedDependency[EmailLog], id: FromPath[str]) -> EmailView:
-        return shown(await _existing(emails, id))
+    async def get(
+        self, request: AnyRequest, emails: NamedDependency[EmailLog], id: FromPath[str]
+    ) -> EmailView:
+        """Without what its links work by, and without codes, for who may only look."""
+        return mail_sight_of(request, "emails")(shown(await _existing(emails, id)))
 
     @post(
         "/{id:str}/requeue",
@@ -182,15 +195,15 @@ def _cursor(before: str | None) -> int | None:
     return email_number(before) if before else None
 
 
-def _page(rows: Any, limit: int) -> tuple[list[EmailSummary], str | None]:
-    items = [listed(row) for row in rows]
+def _page(rows: Any, limit: int, seen: Sight) -> tuple[list[EmailSummary], str | None]:
+    items = [seen(listed(row)) for row in rows]
     return items, items[-1].id if len(items) == limit else None
 
 
-async def _of_key(emails: EmailLog, message_key: str, status: str | None) -> EmailPage:
+async def _of_key(emails: EmailLog, message_key: str, status: str | None, seen: Sight) -> EmailPage:
     number = await emails.id_of(message_key)
     row = await emails.get(number) if number is not None else None
-    found = [listed(row)] if row is not None and status in {None, row["status"]} else []
+    found = [seen(listed(row))] if row is not None and status in {None, row["status"]} else []
     return EmailPage(found, None)
 
 

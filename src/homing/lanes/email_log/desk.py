@@ -26,6 +26,7 @@ from homing.messages.facts import (
 from homing.messages.mails import harmless, mail_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
 from homing.messages.table_desk import TableDesk
+from homing.senders.hiding import hide_tokens
 from homing.senders.templates import Templates
 
 #: In other states the column says when the scheduler looks at the row again, which is nobody's attempt.
@@ -56,7 +57,7 @@ class EmailDesk(TableDesk[EmailLog]):
 
     # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def show(self, number: int) -> Detail | None:
+    async def show(self, number: int, *, whole: bool = False) -> Detail | None:  # noqa: ARG002 - nobody sees it whole here
         row = await self._rows.get(number)
         if row is None:
             return None
@@ -97,7 +98,7 @@ def _summary(row: Row) -> Summary:
         number=row["id"],
         state=state,
         phase=PHASES.get(state, "waiting"),
-        title=written(row["subject"] or row["template"] or ""),
+        title=hide_tokens(written(row["subject"] or row["template"] or "")),
         to=written(row["to_address"]),
         attempts=_attempts(row),
         error=_error(row),
@@ -120,7 +121,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
             ("Cc", row["cc_address"]),
             ("Bcc", row["bcc_address"]),
             ("Reply to", row["reply_to"]),
-            ("Subject", row["subject"]),
+            ("Subject", hide_tokens(written(row["subject"] or ""))),
             ("Template", row["template"]),
             ("Locale", row["locale"]),
             ("Attachments", filenames(row["attachments"])),

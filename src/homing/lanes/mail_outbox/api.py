@@ -16,6 +16,7 @@ from homing.lanes.mail_outbox.dispatching import Dispatching, DispatchReply, Dis
 from homing.lanes.mail_outbox.orders import MailOrders, MailRequest, order_of
 from homing.lanes.mail_outbox.outbox import STATES, MailOutbox, Ordered
 from homing.lanes.mail_outbox.view import MailSummary, OutboxMail, listed, row_number, shown
+from homing.messages.mails import mail_sight_of
 from homing.replies import BatchReply, answers, errors
 from homing.strict_json import decode, require_json
 
@@ -95,6 +96,8 @@ class Mails(Controller):
     )
     async def list(
         self,
+        *,
+        request: Request[Any, Any, Any],
         outbox: NamedDependency[MailOutbox],
         status: FromQuery[str | None] = None,
         before: FromQuery[str | None] = None,
@@ -106,7 +109,8 @@ class Mails(Controller):
             raise InvalidRequest("limit must be from 1 to 100", "limit")
         cursor = row_number(before) if before else None
         rows = await outbox.page(status=status, before=cursor, limit=limit)
-        items = [listed(row) for row in rows]
+        seen = mail_sight_of(request, "mail")
+        items = [seen(listed(row)) for row in rows]
         return MailPage(items, items[-1].id if len(items) == limit else None)
 
     @get(
@@ -114,8 +118,11 @@ class Mails(Controller):
         summary="One mail, with the verdict of each recipient",
         opt={"scope": "mail:read"},
     )
-    async def get(self, outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]) -> OutboxMail:
-        return shown(await _existing(outbox, mail_id))
+    async def get(
+        self, request: Request[Any, Any, Any], outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]
+    ) -> OutboxMail:
+        """Without what its links work by, and without codes, for who may only look."""
+        return mail_sight_of(request, "mail")(shown(await _existing(outbox, mail_id)))
 
     @post(
         "/{mail_id:str}/requeue",

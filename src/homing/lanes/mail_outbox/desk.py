@@ -27,6 +27,7 @@ from homing.messages.facts import (
 from homing.messages.mails import harmless, mail_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
 from homing.messages.table_desk import TableDesk
+from homing.senders.hiding import hide_tokens
 from homing.senders.templates import Templates
 
 _ENDED_BADLY = frozenset({"failed", "expired"})
@@ -56,7 +57,7 @@ class MailDesk(TableDesk[MailOutbox]):
 
     # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def show(self, number: int) -> Detail | None:
+    async def show(self, number: int, *, whole: bool = False) -> Detail | None:  # noqa: ARG002 - nobody sees it whole here
         row = await self._rows.get(number)
         if row is None:
             return None
@@ -65,7 +66,7 @@ class MailDesk(TableDesk[MailOutbox]):
             summary,
             _fields(row),
             _timeline(row, summary, await self._kept.of(number)),
-            json_body({"variables": harmless(row["variables"]), "metadata": row["metadata"]}),
+            json_body({"variables": harmless(row["variables"]), "metadata": harmless(row["metadata"])}),
             has_mail=True,
             verbs=possible(self.from_states, summary.state),
             waits=_waits(row, summary, datetime.now(UTC)),
@@ -85,7 +86,7 @@ def _summary(row: Row) -> Summary:
         number=row["id"],
         state=state,
         phase=phase,
-        title=written(row["subject"] or row["template"] or ""),
+        title=hide_tokens(written(row["subject"] or row["template"] or "")),
         to=written(row["to_address"]),
         attempts=_attempts(row),
         error=code_of(row["last_error"]) if state != "sent" else None,
@@ -113,7 +114,7 @@ def _fields(row: Row) -> list[tuple[str, str]]:
             ("Cc", row["cc_address"]),
             ("Bcc", row["bcc_address"]),
             ("Reply to", row["reply_to"]),
-            ("Subject", row["subject"]),
+            ("Subject", hide_tokens(written(row["subject"] or ""))),
             ("Template", row["template"]),
             ("Locale", row["locale"]),
             ("Attachments", filenames(row["attachments"])),

@@ -74,7 +74,7 @@ class NotificationDesk(TableDesk[Notifications]):
 
     # ── one ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def show(self, number: int) -> Detail | None:
+    async def show(self, number: int, *, whole: bool = False) -> Detail | None:  # noqa: ARG002 - nobody sees it whole here
         row = await self._rows.get(number)
         if row is None:
             return None

@@ -2,7 +2,8 @@
 
 A token is the base64 of `purpose, id, [expiry,] MAC`. Nothing is stored: the MAC covers purpose, id, expiry
 and the address, so a link is for one purpose, and void as soon as the subscription has another address. A
-link to confirm is void also when the subscription has ended since.
+link to confirm is void also when the subscription has ended since. What it leads to, the page to manage the
+subscription, is behind a token that ends with it: who once saw such a link does not hold that page for good.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ CONFIRM_WITHIN = timedelta(hours=24)
 
 #: A key is used for one thing only: this one is made of the key that seals credentials.
 _LABEL = b"homing open_events links v1"
-_MARKS: dict[Purpose, bytes] = {"confirm": b"c", "manage": b"m", "unsubscribe": b"u"}
-_PURPOSES: dict[bytes, Purpose] = {mark: purpose for purpose, mark in _MARKS.items()}
+#: By purpose, and whether it expires.
+_MARKS: dict[tuple[Purpose, bool], bytes] = {
+    ("confirm", True): b"c",
+    ("manage", False): b"m",
+    ("manage", True): b"t",
+    ("unsubscribe", False): b"u",
+}
+_PURPOSES = {mark: known for known, mark in _MARKS.items()}
 _MAC_BYTES = 16
 _EXPIRY_BYTES = 5
 _MOST_ID_BYTES = 8
@@ -54,9 +61,9 @@ def contact_hash(address: str) -> str:
 def read_token(text: str) -> Token | None:
     """What a token says of itself, unproven; None for whatever is no token."""
     content = _decoded(text)
-    purpose = _PURPOSES.get(content[:1])
+    purpose, expires = _PURPOSES.get(content[:1], (None, False))
     body, mac = content[1:-_MAC_BYTES], content[-_MAC_BYTES:]
-    expiry = body[-_EXPIRY_BYTES:] if purpose == "confirm" else b""
+    expiry = body[-_EXPIRY_BYTES:] if expires else b""
     id = body[: len(body) - len(expiry)]
     # Written in one way only: an id without leading zeros, an expiry that is whole.
     well_formed = 1 <= len(id) <= _MOST_ID_BYTES and id[0] and len(expiry) in {0, _EXPIRY_BYTES}
@@ -92,11 +99,11 @@ class LinkKeys:
     ) -> Verdict:
         """Whether it is true. `contact` is the subscription's address, None where there is no such one."""
         # What cannot be valid is computed through as well, so that the time says nothing.
-        shown = token or Token(purpose, 1, None, b"")
+        shown = token or Token("unsubscribe", 1, None, b"")
         said = _said(shown.purpose, shown.subscription_id, shown.expires)
         macs = [_mac(key, said, contact or "", since) for key in self._keys]
         matches = [hmac.compare_digest(mac, shown.mac) for mac in macs]
-        if not any(matches) or contact is None or shown.purpose != purpose:
+        if not any(matches) or contact is None or token is None or shown.purpose != purpose:
             return "invalid"
         return "valid" if shown.expires is None or now.timestamp() < shown.expires else "expired"
 
@@ -118,7 +125,14 @@ class Links:
 
     def manage_url(self, subscription_id: int, contact: str) -> str:
         token = self.keys.sign("manage", subscription_id, contact)
+        return self.manage_url_by(subscription_id, token)
+
+    def manage_url_by(self, subscription_id: int, token: str) -> str:
         return self._url(f"subscriptions/{subscription_id}", token)
+
+    def manage_token(self, subscription_id: int, contact: str, expires: int | None, *, since: int) -> str:
+        """For whoever came by a link to confirm: it ends when that does, whichever of both ways."""
+        return self.keys.sign("manage", subscription_id, contact, expires, since=since)
 
     def unsubscribe_url(self, subscription_id: int, contact: str) -> str:
         return self._url("unsubscribe", self.keys.sign("unsubscribe", subscription_id, contact))
@@ -157,7 +171,8 @@ def _said(purpose: Purpose, subscription_id: int, expires: int | None) -> bytes:
     # Another program's id may be anything; below 1 it gets a link that leads nowhere.
     number = max(0, subscription_id)
     id = number.to_bytes(max(1, (number.bit_length() + 7) // 8))
-    return _MARKS[purpose] + id + (b"" if expires is None else expires.to_bytes(_EXPIRY_BYTES))
+    mark = _MARKS[purpose, expires is not None]
+    return mark + id + (b"" if expires is None else expires.to_bytes(_EXPIRY_BYTES))
 
 
 def _mac(key: hmac.HMAC, said: bytes, contact: str, since: int) -> bytes:

@@ -111,7 +111,7 @@ class SubscriberPages(Controller):
             return _problem(visit, page_terms, request)
         sections = await _confirmed_by(subscriptions, visit.row)
         if not sections:
-            return _as_it_is(subscriptions, visit.row, page_terms)
+            return _as_it_is(subscriptions, visit, visit.row, page_terms)
         shown = {"action": "/confirm", "token": token, "sections": sections, "section": sections[0]}
         return _page("confirm.html", visit.row, page_terms, **shown)
 
@@ -137,10 +137,10 @@ class SubscriberPages(Controller):
         if row["status"] == "active" and own in ids:
             confirmed = [own, *confirmed]
         if not confirmed:
-            return _as_it_is(subscriptions, row, page_terms)
+            return _as_it_is(subscriptions, visit, row, page_terms)
         shown = {
             "sections": [section for section in waiting if section["id"] in confirmed],
-            "manage_url": subscriptions.links.manage_url(own, contact),
+            "manage_url": subscriptions.links.manage_url_by(own, _behind(subscriptions, visit, row)),
         }
         return _page("confirmed.html", row, page_terms, **shown)
 
@@ -224,7 +224,9 @@ async def _visit(subscriptions: Subscriptions, text: str, purpose: Purpose, only
     id = token.subscription_id if token is not None else 0
     row = await subscriptions.get(min(id, _LARGEST_ID))
     contact = row["contact_value"] if row is not None and only in {None, id} else None
-    since = row["last_ending"] if row is not None and purpose == "confirm" else 0
+    # What expires is a link to confirm, or was got by one.
+    expires = token is not None and token.expires is not None
+    since = row["last_ending"] if row is not None and expires else 0
     now = subscriptions.clock()
     verdict = subscriptions.links.keys.check(token, purpose, contact, now=now, since=since)
     return Visit(verdict, text, row if verdict == "valid" else None)
@@ -280,10 +282,18 @@ def _page(name: str, row: Row, terms: PageTerms, **variables: Any) -> Response[s
     return _rendered(name, _locale(row, terms), **shown)
 
 
-def _as_it_is(subscriptions: Subscriptions, row: Row, terms: PageTerms) -> Response[str]:
+def _as_it_is(subscriptions: Subscriptions, visit: Visit, row: Row, terms: PageTerms) -> Response[str]:
     """For whom a confirmation has changed nothing: what the subscription is, and what can be done with it."""
-    token = subscriptions.links.keys.sign("manage", row["subscription_id"], row["contact_value"])
+    token = _behind(subscriptions, visit, row)
     return _manage_page(row, token, terms, form_of(row, terms.default_zone))
+
+
+def _behind(subscriptions: Subscriptions, visit: Visit, row: Row) -> str:
+    """What leads on from a link to confirm, and ends with it: mails that arrive have lasting ones."""
+    confirms = read_token(visit.token)
+    expires = confirms.expires if confirms is not None else None
+    id, contact = row["subscription_id"], row["contact_value"]
+    return subscriptions.links.manage_token(id, contact, expires, since=row["last_ending"])
 
 
 def _manage_page(
