@@ -101,6 +101,21 @@ def test_from_making_to_deleting(run: Run, database_file: Path) -> None:
     assert "no credentials" in run("list").stdout
 
 
+@pytest.mark.clause("JOB-24")
+def test_where_they_may_be_used(run: Run) -> None:
+    made = json_of(run("create", "--allowed-target", "https://a.example", "--json"))
+    assert made["allowedTargets"] == ["https://a.example:443"]
+    more = json_of(run("allow", made["id"], "https://b.example", "--json"))
+    assert more["allowedTargets"] == ["https://a.example:443", "https://b.example:443"]
+    assert "https://a.example:443, https://b.example:443" in run("show", made["id"]).stdout
+    assert json_of(run("allow", made["id"], "*", "--only", "--json"))["allowedTargets"] == ["*"]
+    assert json_of(run("allow", made["id"], "--only", "--json"))["allowedTargets"] == []
+    for arguments, why in (((), "name what they may be used for"), (("a.example",), "without a path")):
+        wrong = run("allow", made["id"], *arguments)
+        assert isinstance(wrong.exception, InvalidRequest)
+        assert why in str(wrong.exception)
+
+
 def test_what_was_made_is_shown_with_a_warning(run: Run) -> None:
     created = run("create")
     assert "whsec_" in created.stdout

@@ -41,7 +41,7 @@ async def sink() -> AsyncIterator[HttpSink]:
 
 
 async def credentials(bench: JobBench, **given: Any) -> int:
-    wanted = {"bearer_token": TOKEN, "signing_secret": SECRET, **given}
+    wanted = {"bearer_token": TOKEN, "signing_secret": SECRET, "allowed_targets": ("*",), **given}
     issued = await bench.homing.credentials.create(CreateCredentials(**wanted))
     id: int = issued.row["id"]
     return id

@@ -17,7 +17,7 @@ from homing.access.audit import AuditFilter
 from homing.access.desk import Access
 from homing.db import instant
 from homing.errors import InvalidRequest
-from homing.http.asking import AnyRequest
+from homing.http.asking import AnyRequest, who_of
 from homing.http.numbers import number_in
 from homing.http.pages.deeds import OWN_AUDIT, REFUSALS, SPANS, Deed, tried
 from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen, refusal
@@ -199,7 +199,7 @@ class TargetPages(Controller):
                 raise InvalidRequest(
                     f"this URL is not one of this target's, which go to {named.target}", "url"
                 )
-            return await targets_desk.validate(order)
+            return await targets_desk.validate(order, adds=who_of(request).may("credentials:admin"))
 
         result = await tried(request, access, Deed("dispatch.targets.validate", named.text), probe)
         if isinstance(result, Refused):
