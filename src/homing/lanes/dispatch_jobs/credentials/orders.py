@@ -17,6 +17,7 @@ from homing.signatures import (
     PUBLIC_KEY_PREFIX,
     SECRET_PREFIX,
     MalformedKey,
+    key_of,
     make_private_key,
     make_secret,
     private_key_of,
@@ -27,6 +28,8 @@ DAY = 86400
 LONGEST_GRACE = 7 * DAY
 BEARER_PREFIX = "hm_"
 _LONGEST = 500
+#: Bytes; the specification's example has 15.
+_SHORTEST_SECRET = 8
 _LONGEST_NAME = 100
 MOST_TARGETS = 1000
 #: A URL without path and query.
@@ -230,6 +233,13 @@ def _check_signing_secret(secret: str) -> None:
         )
     if secret == SECRET_PREFIX:
         raise InvalidRequest(f"signingSecret holds nothing after {SECRET_PREFIX}", "signingSecret")
+    # Both schemes sign with it, one of them by what the base64 stands for.
+    if min(len(secret.removeprefix(SECRET_PREFIX).encode()), len(key_of(secret))) < _SHORTEST_SECRET:
+        raise InvalidRequest(
+            f"signingSecret must have at least {_SHORTEST_SECRET} bytes: shorter ones are found by trying; "
+            "leaving it out makes one of 32",
+            "signingSecret",
+        )
     if secret.startswith((PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX)):
         raise InvalidRequest(
             f"signingSecret is an ed25519 key; give one that begins with {PRIVATE_KEY_PREFIX} as signingKey",
