@@ -47,7 +47,10 @@ class Jobs:
         self.database = database
         self.egress = egress_guard(settings)
         self.sender = WebhookSender(
-            self.egress, connections=settings.jobs_batch, connections_per_host=settings.jobs_batch
+            self.egress,
+            connections=settings.jobs_batch,
+            connections_per_host=settings.jobs_batch,
+            on_refused=self._note_refused,
         )
         targets = Targets(slots=settings.jobs_batch, connections=settings.jobs_connections_per_target)
         self.broker = self._open_broker()
@@ -67,6 +70,9 @@ class Jobs:
         )
         #: Where no broker is set, jobs are taken from the database, and their messages are sent nowhere.
         self.queueing = None if self.broker is None else self._queueing_line(self.broker)
+
+    def _note_refused(self, host: str, reason: str) -> None:
+        self._ground.telemetry.log.warning("target.refused", host=host, reason=reason)
 
     # ── the lane ─────────────────────────────────────────────────────────────────────────────────
 

@@ -192,8 +192,8 @@ async def test_limits_that_somebody_has_changed_are_not_written_over(
 async def test_a_test_event_is_signed_and_its_answer_shown(
     door: Door, operator: Visitor, sink: HttpSink
 ) -> None:
-    request = CreateCredentials(name="shop", allowed_targets=(sink.url,))
-    issued = await door.homing.credentials.create(request)
+    shop = CreateCredentials(name="shop", allowed_targets=(sink.url,))
+    issued = await door.homing.credentials.create(shop)
     named = {"target": sink.url, "credentials": text_of(issued.row["id"])}
     well = await operator.send("/targets/test", {**named, "url": f"{sink.url}/hook"})
     assert well.status_code == 200
