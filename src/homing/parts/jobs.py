@@ -27,7 +27,7 @@ from homing.lanes.dispatch_jobs.queueing import QueueingLane, UnsentJobs
 from homing.lanes.dispatch_jobs.router_store import RouterConfigs
 from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.tokens import ProcessTokens, open_tokens
-from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.lines import Line
 from homing.parts.ground import Ground
 from homing.senders.egress import EgressGuard, origin_of, parse_networks
@@ -131,7 +131,12 @@ class Jobs:
     def credentials(self) -> Credentials:
         """Made when it is first asked for: who sends no webhooks needs no key."""
         vault = open_vault(self._settings.encryption_key, self._settings.database_url)
-        return Credentials(self.database, vault, header_prefix=self._settings.jobs_header_prefix)
+        prefix = self._settings.jobs_header_prefix
+        return Credentials(self.database, vault, header_prefix=prefix, on_added=self._note_added)
+
+    def _note_added(self, id: int, origins: Collection[str]) -> None:
+        log = self._ground.telemetry.log
+        log.info("credentials.targets_added", credentials=text_of(id), targets=sorted(origins))
 
     def _secrets(self, id: int, url: str) -> Awaitable[Secrets | UnreadableSecrets | NotListed | None]:
         """What a setting sends somewhere may go there, whoever lists what."""

@@ -136,6 +136,8 @@ async def test_a_key_that_may_create_jobs_cannot_have_the_token_sent_to_itself(
     assert await listed(door.homing, id) == sorted([partner.url, thief.url])
     again = await door.ask("POST", JOBS, writer, json={**named, "targetUrl": f"{thief.url}/hooks"})
     assert again.status_code == 201, "from then on it is allowed for all"
+    (line,) = door.log.all("credentials.targets_added")
+    assert (line["credentials"], line["targets"]) == (text_of(id), [thief.url])
 
 
 @pytest.mark.clause("JOB-24")

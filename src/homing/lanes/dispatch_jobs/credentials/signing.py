@@ -15,8 +15,6 @@ from homing.senders.egress import origin_of
 from homing.signatures import MalformedKey, Signer
 from homing.vault import Unreadable, Vault, is_sealed
 
-_decode = msgspec.json.Decoder(list[str]).decode
-
 CURRENT = ("bearer_token", "signing_secret", "signing_key")
 PREVIOUS = tuple(f"previous_{column}" for column in CURRENT)
 SEALED = (*CURRENT, *PREVIOUS)
@@ -97,7 +95,9 @@ def secrets_of(row: Row, vault: Vault, header_prefix: str) -> Secrets | Unreadab
 def listed_targets(row: Row) -> list[str] | None:
     """As they stand in the row; MongoDB has an array, the others its text."""
     kept = row["allowed_targets"]
-    return sorted(_decode(kept) if isinstance(kept, str) else kept) if kept is not None else None
+    if kept is None:
+        return None
+    return sorted(map(str, msgspec.json.decode(kept) if isinstance(kept, str) else kept))
 
 
 def allowed_of(row: Row) -> Allowed:
@@ -106,6 +106,10 @@ def allowed_of(row: Row) -> Allowed:
     if listed is None:
         return None
     return frozenset(one if one == ANYWHERE else origin_of(one) or "" for one in listed)
+
+
+def is_unlimited(allowed: Allowed) -> bool:
+    return allowed is None or ANYWHERE in allowed
 
 
 def refused_of(allowed: Allowed, origins: Collection[str]) -> frozenset[str]:

@@ -77,6 +77,13 @@ class Rewrapped(Struct, frozen=True, rename="camel"):
     missed: int = 0
 
 
+#: Is told of origins that somebody has added by using credentials there.
+OnAdded = Callable[[int, Collection[str]], None]
+
+
+def untold(_id: int, _origins: Collection[str]) -> None: ...
+
+
 class Credentials:
     def __init__(
         self,
@@ -86,8 +93,10 @@ class Credentials:
         header_prefix: str = DEFAULT_HEADER_PREFIX,
         keeps: float = _KEPT,
         clock: Callable[[], float] = time.monotonic,
+        on_added: OnAdded = untold,
     ) -> None:
         self._database = database
+        self._on_added = on_added
         self._vault = vault
         self._header_prefix = header_prefix
         self._queries = load_queries(__package__ or "", database.dialect)
@@ -131,6 +140,7 @@ class Credentials:
         if not adds:
             return missing
         await self.allow(id, [*filter(None, found.allowed), *missing])
+        self._on_added(id, missing)
         return frozenset()
 
     async def _load(self, ids: Sequence[int]) -> list[Secrets | UnreadableSecrets | None]:
