@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -315,11 +317,15 @@ async def refused_uses(
     uses: Iterable[tuple[int | None, str]], admit: Admit, *, adds: bool
 ) -> dict[tuple[int | None, str], InvalidRequest | Forbidden]:
     """What is wrong with credentials at URLs, by pairs of both; each of the credentials is asked for once."""
-    pairs = {(id, url): origin_of(url) or "" for id, url in uses if id is not None}
+    origins: dict[int, dict[str, str]] = defaultdict(dict)
+    for id, url in uses:
+        if id is not None:
+            origins[id][url] = origin_of(url) or ""
+    asked = [admit(id, {*those.values()}, adds) for id, those in origins.items()]
+    # Together, so that one query loads those that are not known yet; for one alone a task would cost more.
+    answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     refused: dict[tuple[int | None, str], InvalidRequest | Forbidden] = {}
-    for id in dict.fromkeys(id for id, _ in pairs):
-        those = {url: origin for (one, url), origin in pairs.items() if one == id}
-        missing = await admit(id, frozenset(those.values()), adds)
+    for (id, those), missing in zip(origins.items(), answers, strict=True):
         for url, origin in those.items():
             if missing is None:
                 refused[id, url] = unknown_credentials()
