@@ -115,7 +115,9 @@ class Shop:
     async def _send_webhooks(self) -> None:
         homing = self.door.homing
         ids = {
-            address: (await homing.credentials.create(CreateCredentials(name=name))).row["id"]
+            address: (
+                await homing.credentials.create(CreateCredentials(name=name, allowed_targets=("*",)))
+            ).row["id"]
             for address, name in RECEIVERS.items()
         }
         orders = [one for number in range(20) for one in self._order(number, ids[SHOP])]

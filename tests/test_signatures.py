@@ -201,11 +201,22 @@ def test_both_schemes_verify() -> None:
     assert verify(BODY, headers, SECRET, now=NOW) == Verified(
         "msg_1", NOW.replace(microsecond=0), "standard", 0
     )
-    for chosen, scheme in ((headers, "flowcatalyst"), (without(headers, "webhook"), "auto")):
-        verified = verify(BODY.decode(), chosen, SECRET, now=NOW, scheme=scheme)  # type: ignore[arg-type] # a loop's text
+    for chosen in (headers, without(headers, "webhook")):
+        verified = verify(BODY.decode(), chosen, SECRET, now=NOW, scheme="flowcatalyst")
         assert verified == Verified(None, NOW.replace(microsecond=123000), "flowcatalyst", 0)
     renamed = Signer([SECRET], header_prefix="X-ACME").headers("msg_1", NOW, BODY)
-    assert verify(BODY, without(renamed, "webhook"), SECRET, now=NOW, header_prefix="x-acme").id is None
+    given: Any = {"now": NOW, "scheme": "flowcatalyst", "header_prefix": "x-acme"}
+    assert verify(BODY, without(renamed, "webhook"), SECRET, **given).id is None
+
+
+@pytest.mark.clause("JOB-08")
+@pytest.mark.parametrize("scheme", [{}, {"scheme": "auto"}, {"scheme": "standard"}])
+def test_a_captured_request_cannot_be_stripped_down_to_the_weaker_scheme(scheme: Any) -> None:
+    """It has no id, by which a receiver knows that it has seen it; so it is taken only where it is named."""
+    stripped = without(headers_of(), "webhook")
+    with pytest.raises(VerificationError, match='scheme="flowcatalyst"') as refused:
+        verify(BODY, stripped, SECRET, now=NOW, **scheme)
+    assert refused.value.reason == "missing_header"
 
 
 @pytest.mark.clause("JOB-08")
@@ -345,9 +356,9 @@ def test_iso_timestamps_are_read_strictly(text: str, well: bool) -> None:
         "x-flowcatalyst-timestamp": text,
     }
     if well:
-        assert verify(BODY, headers, SECRET, now=NOW).scheme == "flowcatalyst"
+        assert verify(BODY, headers, SECRET, now=NOW, scheme="flowcatalyst").scheme == "flowcatalyst"
     else:
-        assert reason_of(BODY, headers, SECRET) == "malformed_timestamp"
+        assert reason_of(BODY, headers, SECRET, scheme="flowcatalyst") == "malformed_timestamp"
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,9 @@ class _Partner(Struct, frozen=True):
 async def _make_partners(homing: Homing) -> dict[str, _Partner]:
     partners = {}
     for path in _PARTNERS:
-        issued = await homing.credentials.create(CreateCredentials(name=f"demo {path[1:]}"))
+        # The receiver's port is not known yet; everybody is on this machine.
+        request = CreateCredentials(name=f"demo {path[1:]}", allowed_targets=("*",))
+        issued = await homing.credentials.create(request)
         partners[path] = _Partner(issued.row["id"], issued.made["signing_secret"])
     return partners
 

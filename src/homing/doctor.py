@@ -17,6 +17,7 @@ from homing.db import Database, Query, redact
 from homing.desk.checkup import Finding
 from homing.errors import DatabaseError, HomingError, SettingsError
 from homing.lanes.dispatch_jobs.credentials import Credentials, Secrets, UnreadableSecrets
+from homing.lanes.dispatch_jobs.credentials.signing import is_unlimited
 from homing.messages.model import LANES, LaneName
 from homing.own_files import exposed
 from homing.senders.egress import parse_networks
@@ -315,7 +316,7 @@ async def _credentials(homing: Homing) -> Finding:
         credentials = Credentials(homing.jobs_database, _vault(homing.settings))
     except SettingsError:
         return Finding("credentials", False, "they cannot be opened without a key: see encryption key")
-    total = unreadable = plain = 0
+    total = unreadable = plain = unlimited = 0
     before: int | None = None
     while rows := await credentials.page(before=before, limit=_AT_ONCE):
         before = rows[-1]["id"]
@@ -323,9 +324,12 @@ async def _credentials(homing: Homing) -> Finding:
         total += len(rows)
         unreadable += sum(isinstance(one, UnreadableSecrets) for one in opened_ones)
         plain += sum(isinstance(one, Secrets) and one.is_plain for one in opened_ones)
+        unlimited += sum(one is not None and is_unlimited(one.allowed) for one in opened_ones)
     if not unreadable:
         seal = f"; {plain:,} in plain text, which `homing credentials rewrap` seals" if plain else ""
-        return Finding("credentials", True, f"{total:,}, and each can be opened{seal}")
+        limit = f"; {unlimited:,} for any target, until `homing credentials allow ID URL --only`"
+        limited = limit if unlimited else ""
+        return Finding("credentials", True, f"{total:,}, and each can be opened{seal}{limited}")
     return Finding(
         "credentials",
         False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from homing.errors import InvalidRequest, PayloadTooLarge
+from homing.errors import Forbidden, InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
     from litestar.openapi.datastructures import ResponseSpec
@@ -59,8 +59,10 @@ def error_detail(code: str, message: str, field: str | None = None) -> ErrorDeta
     return ErrorDetail(code, message, {"field": field} if field else {})
 
 
-def invalid(error: InvalidRequest) -> ErrorDetail:
+def invalid(error: InvalidRequest | Forbidden) -> ErrorDetail:
     """What is wrong with one item of a batch."""
+    if isinstance(error, Forbidden):
+        return error_detail("FORBIDDEN", str(error))
     code = "PAYLOAD_TOO_LARGE" if isinstance(error, PayloadTooLarge) else "INVALID_REQUEST"
     return error_detail(code, str(error), error.field)
 

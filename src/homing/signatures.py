@@ -236,8 +236,10 @@ def verify(
     """Verify a request; raises `VerificationError` and nothing else, whatever it is given.
 
     `body` is what came over the wire: JSON that was parsed and written again is another text. `headers` is a
-    mapping, or pairs; upper and lower case are the same. With several secrets any one will do. `auto` takes
-    `webhook-signature` where there is one, else the specification's header.
+    mapping, or pairs; upper and lower case are the same. With several secrets any one will do.
+
+    `auto` is `standard`. The specification's header is accepted only by its name, `flowcatalyst`: it signs no
+    id, so a request that was captured could be stripped of the others, and pass for a new one.
     """
     try:
         question = _Question(tolerance, _moment(now), header_prefix)
@@ -261,11 +263,16 @@ class _Question:
         found = _found(headers, {ID, TIMESTAMP, SIGNATURE, signature, timestamp})
         if scheme not in {"auto", "standard", "flowcatalyst"}:
             raise VerificationError("bad_argument", "scheme must be auto, standard or flowcatalyst")
-        if scheme == "standard" or (scheme == "auto" and SIGNATURE in found):
-            return self._standard(payload, found, secrets)
-        if scheme == "auto" and signature not in found:
+        if scheme == "flowcatalyst":
+            return self._flowcatalyst(payload, _the(found, signature), _the(found, timestamp), secrets)
+        if SIGNATURE not in found and signature not in found:
             raise VerificationError("missing_header", f"there is neither {SIGNATURE} nor {signature}")
-        return self._flowcatalyst(payload, _the(found, signature), _the(found, timestamp), secrets)
+        if SIGNATURE not in found:
+            raise VerificationError(
+                "missing_header",
+                f'there is no {SIGNATURE}; only scheme="flowcatalyst" takes {signature}, which signs no id',
+            )
+        return self._standard(payload, found, secrets)
 
     def _standard(
         self, payload: bytes, found: Mapping[str, str], secrets: Sequence[_ReceiverSecret]

@@ -101,22 +101,37 @@ def test_from_making_to_deleting(run: Run, database_file: Path) -> None:
     assert "no credentials" in run("list").stdout
 
 
+@pytest.mark.clause("JOB-24")
+def test_where_they_may_be_used(run: Run) -> None:
+    made = json_of(run("create", "--allowed-target", "https://a.example", "--json"))
+    assert made["allowedTargets"] == ["https://a.example:443"]
+    more = json_of(run("allow", made["id"], "https://b.example", "--json"))
+    assert more["allowedTargets"] == ["https://a.example:443", "https://b.example:443"]
+    assert "https://a.example:443, https://b.example:443" in run("show", made["id"]).stdout
+    assert json_of(run("allow", made["id"], "*", "--only", "--json"))["allowedTargets"] == ["*"]
+    assert json_of(run("allow", made["id"], "--only", "--json"))["allowedTargets"] == []
+    for arguments, why in (((), "name what they may be used for"), (("a.example",), "without a path")):
+        wrong = run("allow", made["id"], *arguments)
+        assert isinstance(wrong.exception, InvalidRequest)
+        assert why in str(wrong.exception)
+
+
 def test_what_was_made_is_shown_with_a_warning(run: Run) -> None:
     created = run("create")
     assert "whsec_" in created.stdout
     assert "hm_" in created.stdout
     assert "shown this once" in created.stderr
     given = run(
-        "create", "--signing-secret-file", "-", "--without", "bearer-token", standard_input="s3cret\n"
+        "create", "--signing-secret-file", "-", "--without", "bearer-token", standard_input="s3cret-1\n"
     )
     assert "shown this once" not in given.stderr
-    assert "s3cret" not in given.output
+    assert "s3cret-1" not in given.output
 
 
 @pytest.mark.clause("JOB-24")
 def test_secrets_come_from_files(run: Run, tmp_path: Path, database_file: Path) -> None:
     key = make_private_key()
-    for name, text in (("token", "sk_live\n"), ("secret", "s3cret\r\n"), ("key", key)):
+    for name, text in (("token", "sk_live\n"), ("secret", "s3cret-1\r\n"), ("key", key)):
         (tmp_path / name).write_text(text, newline="")
     created = json_of(
         run("create", "--bearer-token-file", "token", "--signing-secret-file", "secret",
@@ -126,7 +141,7 @@ def test_secrets_come_from_files(run: Run, tmp_path: Path, database_file: Path) 
     assert created["publicKey"] == public_key_of(key)
     headers = secrets_in(database_file, created["id"]).headers("m", datetime.now(UTC), b"{}")
     assert headers["Authorization"] == "Bearer sk_live"
-    assert verify(b"{}", headers, "s3cret").secret_index == 0
+    assert verify(b"{}", headers, "s3cret-1").secret_index == 0
     assert verify(b"{}", headers, created["publicKey"]).secret_index == 0
     generated = json_of(
         run("rotate", created["id"], "--generate", "signing-key", "--generate", "bearer-token", "--json")

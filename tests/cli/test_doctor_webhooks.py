@@ -89,7 +89,14 @@ def test_plain_credentials_are_counted(homing: Homing, database_url: str) -> Non
     assert "3, and each can be opened; 2 in plain text" in found["detail"]
     assert homing("credentials", "rewrap", **here, HOMING_ENCRYPTION_KEY=KEY).returncode == 0
     sealed = findings(homing, **here, HOMING_ENCRYPTION_KEY=KEY)["credentials"]
-    assert sealed["detail"] == "3, and each can be opened"
+    assert sealed["detail"].startswith("3, and each can be opened; 2 for any target, until")
+    for id in ("0000000000001", "0000000000002"):
+        limited = homing(
+            "credentials", "allow", id, "https://a.example", "--only", **here, HOMING_ENCRYPTION_KEY=KEY
+        )
+        assert limited.returncode == 0, limited.stderr
+    limited = findings(homing, **here, HOMING_ENCRYPTION_KEY=KEY)["credentials"]
+    assert limited["detail"] == "3, and each can be opened"
 
 
 def test_a_key_that_is_none(homing: Homing) -> None:

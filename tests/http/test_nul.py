@@ -49,7 +49,10 @@ BODIES: Mapping[str, tuple[dict[str, Any], ...]] = {
             "processingPools": [{"code": "P", "concurrency": 1}],
         },
     ),
-    "POST /api/admin/dispatch/credentials": ({"name": "n", "bearerToken": "t", "signingSecret": "s"},),
+    "POST /api/admin/dispatch/credentials": ({"name": "n", "bearerToken": "t", "signingSecret": "a secret"},),
+    "PUT /api/admin/dispatch/credentials/{credentials_id}/allowed-targets": (
+        {"allowedTargets": ["https://a.example"]},
+    ),
     "POST /api/admin/dispatch/credentials/{credentials_id}/rotate": ({"bearerToken": "t"},),
     "POST /api/notifications/events": (EVENT,),
     "POST /api/notifications/events/batch": ({"events": [EVENT]},),

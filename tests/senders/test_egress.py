@@ -282,7 +282,8 @@ class TestEndToEnd:
             for _ in range(5):
                 result = await sender.send(post(f"http://mixed.example:{sink.port}/"))
                 assert result.error_code == "egress_refused"
-                assert result.message == "10.0.0.1 is a private address; HOMING_EGRESS_ALLOW can permit it"
+                assert "10.0.0.1" not in result.message
+                assert "HOMING_EGRESS_ALLOW can permit it" in result.message
             assert (watched.opened, sink.connected) == (0, 0)
             assert (await sender.send(post(f"http://good.example:{sink.port}/"))).status == 200
 

@@ -117,7 +117,7 @@ GOOD: dict[str, tuple[bytes, int, str]] = {
     "with headers after it": (CHUNKED + b"2\r\nok\r\n0\r\nX-After: 1\r\nX-More: 2\r\n\r\n", 200, "ok"),
     "with spaces after a size": (CHUNKED + b"2 \r\nok\r\n0\r\n\r\n", 200, "ok"),
     "without a body": (b"HTTP/1.1 204 No Content\r\nX-Empty:\r\n\r\n", 204, ""),
-    "not modified": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", 304, ""),
+    "without a body, of no length": (b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n", 204, ""),
     "without a reason": (b"HTTP/1.1 500\r\nContent-Length: 1\r\n\r\nx", 500, "x"),
     "of bare line feeds": (b"HTTP/1.1 200 OK\nX-A: b\nContent-Length: 2\n\nok", 200, "ok"),
     "with a folded header": (b"HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
@@ -213,6 +213,31 @@ class TestAnswers:
                 assert (result.status, result.error_code, result.body) == (200, None, "ok")
                 await until(lambda: not sink.connections, "the connection to be closed")
                 assert sink.connected == number
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"HTTP/1.1 204 No Content\r\nContent-Length: 19\r\n\r\n",
+            b"HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n",
+            b"HTTP/1.1 304 Not Modified\r\nContent-Length: 19\r\n\r\n",
+            b"HTTP/1.1 304 Not Modified\r\n\r\n",
+        ],
+    )
+    async def test_a_body_where_there_is_none_answers_no_other_request(self, head: bytes) -> None:
+        """It may come late, and look like an answer itself."""
+        async with listening() as (url, accept), sender_for(connections_per_host=1) as sender:
+            first, second = (asyncio.create_task(sender.send(post(url))) for _ in range(2))
+            reader, writer = await accept()
+            await reader.readuntil(b"\r\n\r\n{}")
+            writer.write(head)
+            answered = await first
+            assert (answered.status, answered.error_code, answered.body) == (int(head[9:12]), None, "")
+            assert await reader.read() == b"", "nothing else is asked there"
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            reader, other = await accept()
+            await reader.readuntil(b"\r\n\r\n{}")
+            other.write(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+            assert (await second).status == 500
 
     @pytest.mark.parametrize("coding", [b"", b"Transfer-Encoding: chunked, gzip\r\n", b"X-A: b\r\n"])
     async def test_a_body_that_ends_with_its_connection(self, coding: bytes) -> None:

@@ -28,7 +28,7 @@ SCOPES: Mapping[str, str] = {
     "notifications:write": "report openings; make and change subscriptions",
     "notifications:operate": "requeue notifications; pause, resume and end subscriptions",
     "credentials:read": "look at credentials, without their secrets",
-    "credentials:admin": "make, rotate and delete credentials",
+    "credentials:admin": "make, rotate and delete credentials, and say where they may be used",
     "router:read": "look at the queues and pools of the router",
     "router:admin": "change the queues and pools of the router",
     "workers:operate": "pause and resume workers and lanes; release what a lost worker holds",

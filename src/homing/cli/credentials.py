@@ -57,6 +57,14 @@ SigningSecretFile = Annotated[
 SigningKeyFile = Annotated[
     str | None, typer.Option("--signing-key-file", metavar="FILE", help="As above; whsk_…, for v1a.")
 ]
+AllowedTargets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-target",
+        metavar="URL",
+        help="Scheme, host and port that they may be used for, or * for all; may be repeated.",
+    ),
+]
 Without = Annotated[list[Part] | None, typer.Option("--without", help="Have none of these; may be repeated.")]
 Generate = Annotated[list[Part] | None, typer.Option("--generate", help="Make it; may be repeated.")]
 
@@ -67,7 +75,7 @@ def add_to(app: typer.Typer) -> None:
     )
     group.command()(create)
     group.command(name="list")(list_credentials)
-    for command in (show, rotate, delete, rewrap):
+    for command in (show, allow, rotate, delete, rewrap):
         group.command()(command)
     app.add_typer(group, name="credentials")
 
@@ -79,6 +87,7 @@ def create(
     signing_key_file: SigningKeyFile = None,
     without: Without = None,
     generate: Generate = None,
+    allowed_target: AllowedTargets = None,
     json: Json = False,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -87,7 +96,9 @@ def create(
     from homing.lanes.dispatch_jobs.credentials import CreateCredentials
 
     parts = _parts(bearer_token_file, signing_secret_file, signing_key_file, without)
-    request = CreateCredentials(**parts, generate=_named(generate), name=name)
+    request = CreateCredentials(
+        **parts, generate=_named(generate), name=name, allowed_targets=tuple(allowed_target or ())
+    )
     _print(run_async(_create(settings_from(config, database_url=database_url), request)), json=json)
 
 
@@ -138,6 +149,34 @@ async def _show(settings: Settings, id: str) -> Struct:
 
     async with _credentials(settings) as credentials:
         return shown(await credentials.describe(credentials_number(id)), credentials)
+
+
+def allow(
+    id: CredentialsId,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL]...", help="Scheme, host and port, such as https://partner.example; * is all."
+        ),
+    ] = None,
+    only: Annotated[bool, typer.Option("--only", help="These and no others; with none given, none.")] = False,
+    json: Json = False,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """Let credentials be used for more origins. Jobs for others are refused over HTTP, and end in ERROR."""
+    if not targets and not only:
+        raise InvalidRequest("name what they may be used for, such as https://partner.example")
+    settings = settings_from(config, database_url=database_url)
+    _print(run_async(_allow(settings, id, targets or [], only=only)), json=json)
+
+
+async def _allow(settings: Settings, id: str, targets: list[str], *, only: bool) -> Struct:
+    from homing.lanes.dispatch_jobs.credentials.view import credentials_number, shown
+
+    async with _credentials(settings) as credentials:
+        change = credentials.allow_only if only else credentials.allow
+        return shown(await change(credentials_number(id), targets), credentials)
 
 
 def rotate(
@@ -270,7 +309,8 @@ def _print(view: Struct, *, json: bool) -> None:
         table = Table(show_header=False, box=None)
         for name, value in fields.items():
             if value is not None:
-                table.add_row(name, escape(str(value)))
+                told = ", ".join(value) if isinstance(value, list) else str(value)
+                table.add_row(name, escape(told))
         print_table(table)
     if fields.keys() & {"bearerToken", "signingSecret"}:
         _err.print("[yellow]keep what was made now:[/] it is shown this once")

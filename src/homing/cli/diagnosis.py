@@ -92,7 +92,7 @@ class Request(Struct, frozen=True):
 
 
 def diagnose(request: Request) -> Diagnosis:
-    """Verify each scheme that is there. The verdict is that of `homing.verify`, which prefers `standard`."""
+    """Verify each scheme that is there. The verdict is of `standard` where that is there."""
     present = list(_present(request))
     findings = [_schemes_found(present)]
     verdict: Verified | VerificationError | None = None

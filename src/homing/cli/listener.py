@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from homing.cli.diagnosis import Request, diagnose
-from homing.signatures import DEFAULT_HEADER_PREFIX, ID, VerificationError, verify
+from homing.signatures import DEFAULT_HEADER_PREFIX, ID, SIGNATURE, Scheme, VerificationError, verify
 from homing.testing.http_sink import Answer, SinkRequest
 
 _MOST_IDS = 100_000
@@ -102,8 +102,13 @@ class Receiver:
         if not self._manner.secrets:
             return None, None
         manner, headers = self._manner, dict(request.headers)
+        # To try things out it says which scheme it was; a receiver names the one that it accepts.
+        is_weaker = request.header(f"{manner.header_prefix}-SIGNATURE") and not request.header(SIGNATURE)
+        scheme: Scheme = "flowcatalyst" if is_weaker else "standard"
         try:
-            verified = verify(request.body, headers, manner.secrets, header_prefix=manner.header_prefix)
+            verified = verify(
+                request.body, headers, manner.secrets, scheme=scheme, header_prefix=manner.header_prefix
+            )
         except VerificationError as error:
             return False, self._why(request, error)
         return True, verified.scheme

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
 from ipaddress import ip_network
@@ -17,7 +17,7 @@ from homing.brokers.router_config import default_config, queue_refusal
 from homing.db import Database, Row
 from homing.errors import SettingsError
 from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSecrets
-from homing.lanes.dispatch_jobs.credentials.store import Credentials
+from homing.lanes.dispatch_jobs.credentials.store import Credentials, NotListed
 from homing.lanes.dispatch_jobs.dead_letters import make_dead_letters, make_queued_letters
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, Breaking, DispatchJobs
 from homing.lanes.dispatch_jobs.lane import DispatchJobsLane, Strategies
@@ -27,9 +27,10 @@ from homing.lanes.dispatch_jobs.queueing import QueueingLane, UnsentJobs
 from homing.lanes.dispatch_jobs.router_store import RouterConfigs
 from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.tokens import ProcessTokens, open_tokens
+from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.lines import Line
 from homing.parts.ground import Ground
-from homing.senders.egress import EgressGuard, parse_networks
+from homing.senders.egress import EgressGuard, origin_of, parse_networks
 from homing.senders.webhook import WebhookSender
 from homing.settings import Settings, is_loopback
 from homing.vault import open_vault
@@ -46,7 +47,10 @@ class Jobs:
         self.database = database
         self.egress = egress_guard(settings)
         self.sender = WebhookSender(
-            self.egress, connections=settings.jobs_batch, connections_per_host=settings.jobs_batch
+            self.egress,
+            connections=settings.jobs_batch,
+            connections_per_host=settings.jobs_batch,
+            on_refused=self._note_refused,
         )
         targets = Targets(slots=settings.jobs_batch, connections=settings.jobs_connections_per_target)
         self.broker = self._open_broker()
@@ -66,6 +70,9 @@ class Jobs:
         )
         #: Where no broker is set, jobs are taken from the database, and their messages are sent nowhere.
         self.queueing = None if self.broker is None else self._queueing_line(self.broker)
+
+    def _note_refused(self, host: str, reason: str) -> None:
+        self._ground.telemetry.log.warning("target.refused", host=host, reason=reason)
 
     # ── the lane ─────────────────────────────────────────────────────────────────────────────────
 
@@ -124,13 +131,33 @@ class Jobs:
     def credentials(self) -> Credentials:
         """Made when it is first asked for: who sends no webhooks needs no key."""
         vault = open_vault(self._settings.encryption_key, self._settings.database_url)
-        return Credentials(self.database, vault, header_prefix=self._settings.jobs_header_prefix)
+        prefix = self._settings.jobs_header_prefix
+        return Credentials(self.database, vault, header_prefix=prefix, on_added=self._note_added)
 
-    def _secrets(self, id: int) -> Awaitable[Secrets | UnreadableSecrets | None]:
-        return self.credentials.get(id)
+    def _note_added(self, id: int, origins: Collection[str]) -> None:
+        log = self._ground.telemetry.log
+        log.info("credentials.targets_added", credentials=text_of(id), targets=sorted(origins))
 
-    async def _knows_credentials(self, id: int) -> bool:
-        return await self.credentials.get(id) is not None
+    def _secrets(self, id: int, url: str) -> Awaitable[Secrets | UnreadableSecrets | NotListed | None]:
+        """What a setting sends somewhere may go there, whoever lists what."""
+        if (id, origin_of(url)) in self._set_by_operator:
+            return self.credentials.get(id)
+        return self.credentials.for_url(id, url)
+
+    @cached_property
+    def _set_by_operator(self) -> frozenset[tuple[int | None, str | None]]:
+        settings = self._settings
+        return frozenset(
+            (number_of(id), origin_of(url))
+            for id, url in (
+                (settings.jobs_dead_letter_credentials_id, settings.jobs_dead_letter_url),
+                (settings.alert_webhook_credentials_id, settings.alert_webhook_url),
+            )
+            if id is not None and url is not None
+        )
+
+    def _admit(self, id: int, origins: Collection[str], adds: bool) -> Awaitable[frozenset[str] | None]:
+        return self.credentials.admit(id, origins, adds=adds)
 
     # ── the router ───────────────────────────────────────────────────────────────────────────────
 
@@ -211,7 +238,7 @@ class Jobs:
                 self.store,
                 self._ground.telemetry,
                 Rules(self.egress.url_refusal, f"{self._settings.jobs_header_prefix}-"),
-                known_credentials=self._knows_credentials,
+                admit=self._admit,
                 probe=self.lane.probe,
                 known_queue=self._knows_queue,
             ),

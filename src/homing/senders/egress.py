@@ -12,6 +12,7 @@ import re
 import socket
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, TypeAlias
 
@@ -201,6 +202,23 @@ class EgressGuard:
         if kind is None or any(part in network for network in self._allow):
             return None
         return f"{subject} {kind}; HOMING_EGRESS_ALLOW can permit it"
+
+
+@lru_cache(maxsize=4096)
+def origin_of(url: str) -> str | None:
+    """Where a URL is sent to: scheme, host and port, always written the same; None for what is sent nowhere.
+
+    The sender reads URLs by the same function, so nothing goes elsewhere than this says.
+    """
+    target = _ANY_SCHEME.target(url)
+    if isinstance(target, Malformed):
+        return None
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"{target.scheme}://{host}:{target.port or _PORTS[target.scheme]}"
+
+
+_ANY_SCHEME = EgressGuard(allow_http=True)
+_PORTS = {"http": 80, "https": 443}
 
 
 def is_address(host: str) -> bool:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from homing.senders.egress import EgressGuard, Malformed
 from homing.senders.webhook_answer import body_text, kept_headers, retry_after, secrets_of
 from homing.senders.webhook_connect import Connector
-from homing.senders.webhook_dns import GuardedResolver, Lookup
+from homing.senders.webhook_dns import GuardedResolver, Lookup, OnRefused, untold
 from homing.senders.webhook_failure import NOT_HTTP, UNWRITABLE, Failure, lost, no_connection
 from homing.senders.webhook_head import Destination, destination, request_head
 from homing.senders.webhook_pool import ConnectionPool
@@ -83,11 +83,12 @@ class WebhookSender:
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         lookup: Lookup | None = None,
+        on_refused: OnRefused = untold,
     ) -> None:
         self._guard = guard
         self._monotonic = monotonic
         self._clock = clock
-        self._resolver = GuardedResolver(guard, lookup, monotonic=monotonic)
+        self._resolver = GuardedResolver(guard, lookup, monotonic=monotonic, on_refused=on_refused)
         context = _system_context if ssl_context is None else lambda: ssl_context
         self._pool = ConnectionPool(
             Connector(guard, self._resolver, context),

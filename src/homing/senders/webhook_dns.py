@@ -25,6 +25,14 @@ _SHORTEST, _LONGEST = 2.0, 60.0
 #: A name that failed is not asked for again at once: jobs for it come in crowds.
 _AFTER_A_FAILURE = 5.0
 _MOST_NAMES = 4096
+#: To whoever has named it. Which address it is would tell them what our DNS knows of our network.
+_LEADS_INSIDE = (
+    "the name leads to an address that webhooks may not go to, which the log names; "
+    "HOMING_EGRESS_ALLOW can permit it"
+)
+
+#: Is told of a name that was refused, and why; once for each time that it was looked up.
+OnRefused = Callable[[str, str], None]
 # They share the time for a connection, and with dozens none would get enough of it.
 _MOST_ADDRESSES = 4
 
@@ -93,6 +101,9 @@ def _why(error: aiodns.error.DNSError) -> str:
             return "the name could not be looked up"
 
 
+def untold(_host: str, _reason: str) -> None: ...
+
+
 class _Known(Struct):
     """What is known of a name until `expires`: its addresses, or why it has none for us."""
 
@@ -113,8 +124,10 @@ class GuardedResolver:
         lookup: Lookup | None = None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        on_refused: OnRefused = untold,
     ) -> None:
         self._guard = guard
+        self._on_refused = on_refused
         self._lookup = DnsLookup() if lookup is None else lookup
         self._monotonic = monotonic
         self._known: dict[str, _Known] = {}
@@ -161,13 +174,14 @@ class GuardedResolver:
             return self._failed("the name servers did not answer in time")
         except LookupFailed as error:
             return self._failed(str(error))
-        return self._judged(addresses)
+        return self._judged(host, addresses)
 
-    def _judged(self, addresses: Addresses) -> _Known:
+    def _judged(self, host: str, addresses: Addresses) -> _Known:
         reasons = map(self._guard.refusal, addresses.found)
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
-            return self._failed(reason, refused=True)
+            self._on_refused(host, reason)
+            return self._failed(_LEADS_INSIDE, refused=True)
         if not addresses.found:
             return self._failed("the name has no address")
         until = self._monotonic() + min(max(addresses.ttl, _SHORTEST), _LONGEST)

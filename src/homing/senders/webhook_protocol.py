@@ -25,6 +25,8 @@ READ_LIMIT = 65_536
 _MOST_HEADERS = 256
 #: Bytes of an answer with all that is neither: the sizes of chunks, and headers after them.
 _LONGEST_ANSWER = 1_048_576
+#: Answers that end with their headers, whatever these say of a body.
+_NO_CONTENT, _NOT_MODIFIED = 204, 304
 #: How many times a receiver may say that the answer will come (1xx).
 _MOST_DELAYS = 100
 #: A body is written in pieces of so many bytes: behind a piece that is stuck the next one is kept back,
@@ -310,7 +312,16 @@ class Connection(asyncio.Protocol):
             self._delays += 1
         else:
             self._complete = True
-            self._keep_alive = self._parser.should_keep_alive()
+            self._keep_alive = self._parser.should_keep_alive() and not self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        """Whether a body may follow where there is none, and be taken for the answer to the next request."""
+        # Nobody asks in a POST whether something was modified: whoever says so may say anything.
+        return self._status == _NOT_MODIFIED or (self._status == _NO_CONTENT and self._announces_a_body())
+
+    def _announces_a_body(self) -> bool:
+        named = {name.strip().lower(): value.strip() for name, value in self._headers}
+        return b"transfer-encoding" in named or named.get(b"content-length", b"0") != b"0"
 
 
 def _length(header: tuple[bytes, bytes]) -> int:

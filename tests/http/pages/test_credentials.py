@@ -12,10 +12,17 @@ from tests.http.pages.visitor import Visitor, door_with_people, forms_of, visiti
 from tests.jobs import JobBench
 
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials, Secrets
+from homing.lanes.dispatch_jobs.credentials.signing import listed_targets
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 
 MOMENT = datetime.now(UTC)
-ACTIONS = ("/credentials/create", "/credentials/rotate", "/credentials/end-grace", "/credentials/delete")
+ACTIONS = (
+    "/credentials/create",
+    "/credentials/allow",
+    "/credentials/rotate",
+    "/credentials/end-grace",
+    "/credentials/delete",
+)
 
 
 @pytest.fixture
@@ -150,3 +157,24 @@ async def test_who_may_not_change_them_looks_without_buttons(door: Door) -> None
     assert len(await door.homing.credentials.page()) == 1
     refused = [one for one in await door.audit() if one["outcome"] == "refused"]
     assert len(refused) == 2 * len(ACTIONS)
+
+
+async def test_where_they_may_be_used_is_shown_and_set(door: Door, admin: Visitor) -> None:
+    answer = await admin.send(
+        "/credentials/create",
+        {"name": "shop", "secret": "yes", "targets": "https://a.example\r\nhttps://b.example"},
+    )
+    assert answer.status_code == 200
+    (row,) = await door.homing.credentials.page()
+    id = text_of(row["id"])
+    assert "https://a.example:443\nhttps://b.example:443</textarea>" in await admin.read(
+        "/credentials/one", id=id
+    )
+    page = await admin.refused("/credentials/allow", id=id, targets="https://a.example/hooks")
+    assert "without a path" in page
+    assert "https://a.example/hooks</textarea>" in page, "what was typed is there"
+    await admin.done("/credentials/allow", id=id, targets="https://c.example:8443\r\n")
+    assert listed_targets(await door.homing.credentials.describe(row["id"])) == ["https://c.example:8443"]
+    entry = (await door.audit())[-1]
+    assert (entry["action"], entry["outcome"]) == ("dispatch.credentials.allow_only", "done")
+    assert entry["detail"]["allowedTargets"] == ["https://c.example:8443"]

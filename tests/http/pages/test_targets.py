@@ -192,7 +192,8 @@ async def test_limits_that_somebody_has_changed_are_not_written_over(
 async def test_a_test_event_is_signed_and_its_answer_shown(
     door: Door, operator: Visitor, sink: HttpSink
 ) -> None:
-    issued = await door.homing.credentials.create(CreateCredentials(name="shop"))
+    shop = CreateCredentials(name="shop", allowed_targets=(sink.url,))
+    issued = await door.homing.credentials.create(shop)
     named = {"target": sink.url, "credentials": text_of(issued.row["id"])}
     well = await operator.send("/targets/test", {**named, "url": f"{sink.url}/hook"})
     assert well.status_code == 200
@@ -209,6 +210,21 @@ async def test_a_test_event_is_signed_and_its_answer_shown(
     assert "is not one of" in elsewhere
     actions = [(one["action"], one["outcome"]) for one in await door.audit()][1:]
     assert actions == [("dispatch.targets.validate", outcome) for outcome in ("done", "done", "refused")]
+
+
+async def test_a_test_event_is_not_signed_for_somebody_else(
+    door: Door, operator: Visitor, sink: HttpSink
+) -> None:
+    request = CreateCredentials(name="shop", allowed_targets=("https://partner.example",))
+    issued = await door.homing.credentials.create(request)
+    named = {"target": sink.url, "credentials": text_of(issued.row["id"])}
+    page = await operator.refused("/targets/test", **named, url=f"{sink.url}/collect")
+    assert "may not be used for" in page
+    assert "homing credentials allow" in page
+    assert sink.count == 0
+    async with visiting(door, "admin") as admin:
+        assert (await admin.send("/targets/test", {**named, "url": f"{sink.url}/hook"})).status_code == 200
+    assert sink.count == 1, "whose credentials they are to give to anybody"
 
 
 async def test_what_cannot_be_is_told_and_changes_nothing(operator: Visitor, sink: HttpSink) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -52,14 +52,12 @@ class ApiBench:
 
     def app(self) -> Any:
         rules = Rules(EgressGuard().url_refusal)
-        needed = job_dependencies(
-            self.jobs, self.telemetry, rules, known_credentials=self._is_known, probe=self._probe
-        )
+        needed = job_dependencies(self.jobs, self.telemetry, rules, admit=self._admit, probe=self._probe)
         health = {"telemetry": self.telemetry, "check_ready": _nothing, "refresh_gauges": _nothing}
         return build_app(ROUTES, {**needed, **health}, self.telemetry, static=False)
 
-    async def _is_known(self, id: int) -> bool:
-        return id == CREDENTIALS
+    async def _admit(self, id: int, _origins: Collection[str], _adds: bool) -> frozenset[str] | None:
+        return frozenset() if id == CREDENTIALS else None
 
     async def _probe(self, request: ProbeRequest) -> ProbeResult:
         self.probed.append(request)

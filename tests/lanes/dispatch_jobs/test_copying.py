@@ -38,7 +38,11 @@ async def source(urls: tuple[str, str]) -> AsyncIterator[JobBench]:
 
 async def fill(bench: JobBench) -> None:
     """A job of every kind: ended, failed, claimed, in a group, with and without all that is optional."""
-    issued = await bench.homing.credentials.create(CreateCredentials(bearer_token="b", name="n"))
+    issued = await bench.homing.credentials.create(
+        CreateCredentials(
+            bearer_token="b", name="n", allowed_targets=("https://b.example", "https://a.example")
+        )
+    )
     orders = [
         job(URL, metadata={"tenant": "acme", "k": "$v"}, headers={"X-A": "b"}, timeout_seconds=2.5),
         job(URL, idempotency_key="once", fingerprint="f", external_id="e-1"),

@@ -213,6 +213,9 @@ async def test_looking_at_them(bench: Bench) -> None:
         (CreateCredentials(signing_secret="canary\n"), "signingSecret", "control characters"),
         (CreateCredentials(signing_secret=" canary"), "signingSecret", "begin or end with a space"),
         (CreateCredentials(signing_secret="whsec_"), "signingSecret", "nothing after whsec_"),
+        (CreateCredentials(signing_secret="canary7"), "signingSecret", "at least 8 bytes"),
+        (CreateCredentials(signing_secret="whsec_canary7"), "signingSecret", "at least 8 bytes"),
+        (CreateCredentials(signing_secret="whsec_Y2FuYXJ5"), "signingSecret", "at least 8 bytes"),
         (CreateCredentials(signing_secret="whsk_canary"), "signingSecret", "as signingKey"),
         (CreateCredentials(signing_secret="whpk_canary"), "signingSecret", "as signingKey"),
         (CreateCredentials(signing_key="canary"), "signingKey", "whsk_ followed by base64"),
@@ -321,43 +324,55 @@ async def test_what_a_rotation_renews(bench: Bench) -> None:
 
 async def test_rotating_again_within_the_grace_time(bench: Bench) -> None:
     """Of each secret there are the new and one previous; one secret's rotation leaves the others' alone."""
-    id = id_of(await bench.credentials.create(CreateCredentials(bearer_token="b1", signing_secret="s1")))
-    await bench.credentials.rotate(id, RotateCredentials(signing_secret="s2", grace_seconds=1000))
+    id = id_of(
+        await bench.credentials.create(CreateCredentials(bearer_token="b1", signing_secret="secret-1"))
+    )
+    await bench.credentials.rotate(id, RotateCredentials(signing_secret="secret-2", grace_seconds=1000))
     await bench.credentials.rotate(id, RotateCredentials(bearer_token="b2", grace_seconds=60))
     now = datetime.now(UTC)
     headers = (await bench.secrets(id)).headers("m", now, BODY)
-    assert [s for s in ("s1", "s2") if accepts(s, headers, now)] == ["s1", "s2"]
+    assert [s for s in ("secret-1", "secret-2") if accepts(s, headers, now)] == ["secret-1", "secret-2"]
     assert headers["Authorization"] == "Bearer b1"
     until = (await bench.credentials.describe(id))["previous_until"]
     await bench.credentials.rotate(
-        id, RotateCredentials(signing_secret="s3", bearer_token="b3", grace_seconds=60)
+        id, RotateCredentials(signing_secret="secret-3", bearer_token="b3", grace_seconds=60)
     )
     headers = (await bench.secrets(id)).headers("m", now, BODY)
-    assert [s for s in ("s1", "s2", "s3") if accepts(s, headers, now)] == ["s2", "s3"]
+    assert [s for s in ("secret-1", "secret-2", "secret-3") if accepts(s, headers, now)] == [
+        "secret-2",
+        "secret-3",
+    ]
     assert headers["Authorization"] == "Bearer b2"
     assert (await bench.credentials.describe(id))["previous_until"] < until, "its own grace time counts"
 
 
 async def test_an_ended_grace_time_is_over(bench: Bench) -> None:
-    id = id_of(await bench.credentials.create(CreateCredentials(bearer_token="b1", signing_secret="s1")))
-    await bench.credentials.rotate(id, RotateCredentials(signing_secret="s2"))
+    id = id_of(
+        await bench.credentials.create(CreateCredentials(bearer_token="b1", signing_secret="secret-1"))
+    )
+    await bench.credentials.rotate(id, RotateCredentials(signing_secret="secret-2"))
     await bench.tables.change("dispatch_credentials", {"previous_until": datetime(2020, 1, 1, tzinfo=UTC)})
     assert (await bench.credentials.describe(id))["previous_until"] is None
     await bench.credentials.rotate(id, RotateCredentials(bearer_token="b2"))
     now = datetime.now(UTC)
     headers = (await bench.secrets(id)).headers("m", now, BODY)
-    assert [s for s in ("s1", "s2") if accepts(s, headers, now)] == ["s2"], "it does not come back"
+    assert [s for s in ("secret-1", "secret-2") if accepts(s, headers, now)] == ["secret-2"], (
+        "it does not come back"
+    )
 
 
 async def test_two_who_rotate_at_once_lose_nothing(bench: Bench) -> None:
-    id = id_of(await bench.credentials.create(CreateCredentials(signing_secret="s0", bearer_token="b")))
+    id = id_of(await bench.credentials.create(CreateCredentials(signing_secret="secret-0", bearer_token="b")))
     both = [bench.another(), bench.another()]
     await asyncio.gather(
-        *(one.rotate(id, RotateCredentials(signing_secret=f"s{n}")) for n, one in enumerate(both, 1))
+        *(one.rotate(id, RotateCredentials(signing_secret=f"secret-{n}")) for n, one in enumerate(both, 1))
     )
     now = datetime.now(UTC)
     headers = (await bench.secrets(id)).headers("m", now, BODY)
-    assert [s for s in ("s0", "s1", "s2") if accepts(s, headers, now)] == ["s1", "s2"]
+    assert [s for s in ("secret-0", "secret-1", "secret-2") if accepts(s, headers, now)] == [
+        "secret-1",
+        "secret-2",
+    ]
 
 
 # ── deleted ──────────────────────────────────────────────────────────────────────────────────────

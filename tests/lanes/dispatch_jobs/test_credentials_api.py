@@ -20,7 +20,7 @@ from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 from homing.telemetry import Telemetry, make_logger
 
 PATH = "/api/admin/dispatch/credentials"
-SHOWN = {"id", "algorithm", "createdAt", "updatedAt", "fingerprint", "name"}
+SHOWN = {"id", "algorithm", "createdAt", "updatedAt", "fingerprint", "allowedTargets", "name"}
 GIVEN = {"bearerToken": "sk_live_canary", "signingSecret": "whsec_canary...", "algorithm": "HMAC_SHA256"}
 
 
@@ -194,6 +194,7 @@ async def test_the_document_describes_it(api: Api) -> None:
     create = next(schema for name, schema in schemas.items() if name.endswith("CreateCredentials"))
     assert set(create["properties"]) == {
         "bearerToken", "signingSecret", "signingKey", "generate", "algorithm", "name",
+        "allowedTargets",
     }  # fmt: skip
     assert "required" not in create or create["required"] == []
     assert {kind.get("type") for kind in create["properties"]["bearerToken"]["oneOf"]} == {"string", "null"}

@@ -18,6 +18,7 @@ from homing import VerificationError, verify
 from homing.db import instant, iso
 from homing.lanes.dispatch_jobs.credentials.orders import CreateCredentials
 from homing.lanes.dispatch_jobs.credentials.store import Credentials
+from homing.lanes.dispatch_jobs.target_desk import ProbeRequest
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.senders.webhook import WebhookSender
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
@@ -41,7 +42,7 @@ async def sink() -> AsyncIterator[HttpSink]:
 
 
 async def credentials(bench: JobBench, **given: Any) -> int:
-    wanted = {"bearer_token": TOKEN, "signing_secret": SECRET, **given}
+    wanted = {"bearer_token": TOKEN, "signing_secret": SECRET, "allowed_targets": ("*",), **given}
     issued = await bench.homing.credentials.create(CreateCredentials(**wanted))
     id: int = issued.row["id"]
     return id
@@ -349,11 +350,14 @@ async def test_a_broken_answer_may_have_been_processed(
 async def test_names_that_lead_nowhere_or_inside_are_charged_failures(
     lane: JobBench, host: str, error: str
 ) -> None:
-    sender = WebhookSender(guard(), lookup=Names({"inside.example": ("93.184.216.34", "10.0.0.1")}))
+    names = Names({"inside.example": ("93.184.216.34", "10.0.0.1")})
+    note = lane.homing.jobs_part._note_refused
+    sender = WebhookSender(guard(), lookup=names, on_refused=note)
     lane.lane._sender = sender
     try:
         (id,) = await lane.create(f"http://{host}/", max_retries=2)
         await lane.run_until_idle()
+        probed = await lane.lane.probe(ProbeRequest(f"http://{host}/"))
     finally:
         await sender.close()
     row = await lane.row(id)
@@ -361,7 +365,11 @@ async def test_names_that_lead_nowhere_or_inside_are_charged_failures(
     attempts = await lane.attempts(id)
     assert [(a["error_class"], bool(a["unknown"])) for a in attempts] == [(error, False)] * 2
     if error == "egress_refused":
-        assert "10.0.0.1 is a private address" in row["last_error"]
+        told = f"{row} {attempts} {probed}"
+        assert "10.0.0.1" not in told, "that would make us tell what our DNS knows of our network"
+        assert "HOMING_EGRESS_ALLOW" in row["last_error"]
+        line = lane.log.all("target.refused")[0]
+        assert (line["host"], line["reason"][:29]) == (host, "10.0.0.1 is a private address")
         rows = await lane.jobs.run("target", target="http://inside.example:80")
         assert rows == [] or rows[0]["failures"] == 0, "nothing that the target did"
 

@@ -1,4 +1,4 @@
-"""`/credentials`: what webhooks are signed with; made, rotated and deleted, and each secret shown once."""
+"""`/credentials`: what webhooks are signed with; made, limited, rotated, deleted; each secret shown once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from homing.http.pages.forms import NOTHING_SENT, Form, Refused, Sent, chosen
 from homing.http.pages.shell import gone_to, link, read_form, render
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials, Credentials, Issued, RotateCredentials
 from homing.lanes.dispatch_jobs.credentials.orders import Given, Part
+from homing.lanes.dispatch_jobs.credentials.signing import listed_targets
 from homing.lanes.dispatch_jobs.credentials.view import credentials_number, cursor_of
 from homing.lanes.dispatch_jobs.tsid import text_of
 
@@ -29,9 +30,13 @@ _COUNTED = 1000
 _ADMINISTERS = {"scope": "credentials:admin", **OWN_AUDIT}
 _LARGEST_FORM = 16 * 1024
 _CREATE = Form(
-    "/credentials/create", {"bearerToken": "bearer_token"}, about="bearer", secrets=("bearer_token",)
+    "/credentials/create",
+    {"bearerToken": "bearer_token", "allowedTargets": "targets"},
+    about="bearer",
+    secrets=("bearer_token",),
 )
 _ROTATE = Form("/credentials/rotate", {"graceSeconds": "grace"}, about="part")
+_ALLOW = Form("/credentials/allow", {"allowedTargets": "targets"}, about="targets")
 _DELETE = Form("/credentials/delete", about="force")
 #: Seconds, as the form offers them.
 _GRACES: Mapping[str, int] = {"none": 0, "1 hour": 3600, "1 day": 86400, "7 days": 7 * 86400}
@@ -93,6 +98,22 @@ class CredentialPages(Controller):
         if isinstance(done, Refused):
             return await _page_of(request, credentials, id, sent=_ROTATE.sent(form, done))
         return _issued(request, credentials, done, "Rotated. The new secrets are shown this once.")
+
+    @post("/allow", status_code=303, media_type=MediaType.HTML, opt=_ADMINISTERS)
+    async def allow_only(
+        self, request: AnyRequest, credentials: NamedDependency[Credentials], access: NamedDependency[Access]
+    ) -> Response[str]:
+        form = await read_form(request)
+        id, targets = form.get("id", ""), form.get("targets", "").split()
+
+        async def allow_only() -> Row:
+            return await credentials.allow_only(credentials_number(id), targets)
+
+        deed = Deed("dispatch.credentials.allow_only", id, {"allowedTargets": targets})
+        done = await tried(request, access, deed, allow_only)
+        if isinstance(done, Refused):
+            return await _page_of(request, credentials, id, sent=_ALLOW.sent(form, done))
+        return gone_to(_path(id), "They may be used for these targets and no others.")
 
     @post("/end-grace", status_code=303, media_type=MediaType.HTML, opt=_ADMINISTERS)
     async def end_grace(
@@ -171,6 +192,7 @@ def _order(name: str | None, form: Mapping[str, str]) -> CreateCredentials:
         bearer_token=token,
         signing_secret=UNSET if form.get("secret") == "yes" else None,
         generate=("signingKey",) if form.get("key") == "yes" else (),
+        allowed_targets=tuple(form.get("targets", "").split()),
     )
 
 
@@ -205,6 +227,7 @@ def _shown(row: Row, jobs: int) -> dict[str, Any]:
         "algorithm": row["algorithm"],
         "fingerprint": row["fingerprint"],
         "has_key": row["signing_key"] is not None,
+        "allowed_targets": listed_targets(row),
         "created_at": instant(row["created_at"]),
         "updated_at": instant(row["updated_at"]),
         "previous_until": instant(row["previous_until"]),

@@ -9,14 +9,14 @@ from msgspec import Struct
 
 from homing.access.audit import Entry, Outcome
 from homing.access.desk import Access
-from homing.errors import Conflict, InvalidRequest, NotAllowed, NotFound
+from homing.errors import Conflict, Forbidden, InvalidRequest, NotAllowed, NotFound
 from homing.http.asking import AnyRequest, address_of, who_of
 from homing.http.pages.forms import Refused, refusal
 
 Done = TypeVar("Done")
 
 #: What is wrong with an order, and not with us.
-REFUSALS = (InvalidRequest, NotAllowed, NotFound, Conflict)
+REFUSALS = (InvalidRequest, NotAllowed, NotFound, Conflict, Forbidden)
 #: For routes whose entries are written here.
 OWN_AUDIT: Mapping[str, Any] = {"audit": "own"}
 #: Seconds, as forms offer them.

@@ -200,7 +200,7 @@ class TargetPages(Controller):
                 raise InvalidRequest(
                     f"this URL is not one of this target's, which go to {named.target}", "url"
                 )
-            return await targets_desk.validate(order)
+            return await targets_desk.validate(order, adds=who_of(request).may("credentials:admin"))
 
         result = await tried(request, access, Deed("dispatch.targets.validate", named.text), probe)
         if isinstance(result, Refused):

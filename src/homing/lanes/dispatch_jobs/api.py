@@ -22,7 +22,7 @@ from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.masking import attempts_sight_of, sight_of
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.openapi import LOCATION, DeadOperation, SearchOperation, TargetsOperation
-from homing.lanes.dispatch_jobs.orders import JobRequest, Rules
+from homing.lanes.dispatch_jobs.orders import Admit, JobRequest, Rules
 from homing.lanes.dispatch_jobs.placing import BatchRequest, JobOrders, Rejection, any_queue
 from homing.lanes.dispatch_jobs.search import JobSearch, open_search
 from homing.lanes.dispatch_jobs.statistics import JobStatistics, Statistics
@@ -133,9 +133,12 @@ class Jobs(Controller):
         With an `idempotencyKey`, the same order again answers 200 with the first job, and another order under
         that key 409. A key is one of its source, type, target and credentials, so one event's key serves all
         subscribers.
+
+        Credentials are for the origins in their `allowedTargets`. Another is a 403, unless the caller has
+        credentials:admin: then it is added.
         """
         require_json(request.headers.get("content-type"))
-        placed = await job_orders.place(await request.body())
+        placed = await job_orders.place(await request.body(), adds=_adds(request))
         ordered = placed.ordered
         created = ordered.verdict == "created"
         # The first of an ordered group is ready, the others wait: the row knows.
@@ -161,15 +164,16 @@ class Jobs(Controller):
         data: JSONBody[BatchRequest | list[JobRequest] | None] = None,  # noqa: ARG002 - documents the body
     ) -> Response[BatchReply | ErrorReply]:
         """Every job gets a verdict: created, duplicate, conflict or invalid; one that is invalid fails alone.
+        Credentials that may not be used for a `targetUrl` are invalid, with the code FORBIDDEN.
 
-        With `"atomic": true` either all are created or none: 400 lists what is invalid, 409 the keys that
-        were used for other jobs.
+        With `"atomic": true` either all are created or none: 400 lists what is invalid, 403 what is not
+        allowed where nothing else is wrong, 409 the keys that were used for other jobs.
         """
         require_json(request.headers.get("content-type"))
         batch = _batch(await request.body())
         if not batch.atomic:
-            return Response(await job_orders.place_all(batch.jobs))
-        placed = await job_orders.place_together(batch.jobs)
+            return Response(await job_orders.place_all(batch.jobs, adds=_adds(request)))
+        placed = await job_orders.place_together(batch.jobs, adds=_adds(request))
         if isinstance(placed, Rejection):
             return Response(placed.reply, status_code=placed.status)
         return Response(placed)
@@ -405,8 +409,12 @@ class TargetsApi(Controller):
         request: AnyRequest,
         data: JSONBody[ValidateRequest | None] = None,  # noqa: ARG002 - documents the body
     ) -> ProbeResult:
-        """An event of the type `homing.test`, sent once. `completes`: whether a job would have ended well."""
-        return await targets_desk.validate(await _body(request, ValidateRequest, target_desk.HINTS))
+        """An event of the type `homing.test`, sent once. `completes`: whether a job would have ended well.
+
+        Credentials go only to the origins in their `allowedTargets`, as for a job.
+        """
+        order = await _body(request, ValidateRequest, target_desk.HINTS)
+        return await targets_desk.validate(order, adds=_adds(request))
 
 
 ROUTES = (Jobs, Overview, TargetsApi)
@@ -417,7 +425,7 @@ def job_dependencies(
     telemetry: Telemetry,
     rules: Rules,
     *,
-    known_credentials: Callable[[int], Awaitable[bool]],
+    admit: Admit,
     probe: Probe,
     known_queue: Callable[[str], Awaitable[bool]] = any_queue,
 ) -> dict[str, Any]:
@@ -425,13 +433,19 @@ def job_dependencies(
     search = open_search(jobs)
     return {
         "dispatch_jobs": jobs,
-        "job_orders": JobOrders(jobs, telemetry, rules, known_credentials, known_queue),
+        "job_orders": JobOrders(jobs, telemetry, rules, admit, known_queue),
         "job_search": search,
         "job_bulk": BulkActions(jobs, search),
         "dead_jobs": DeadJobs(jobs, search),
         "job_statistics": JobStatistics(jobs, search),
-        "targets_desk": TargetDesk(jobs, rules, known_credentials, probe),
+        "targets_desk": TargetDesk(jobs, rules, admit, probe),
     }
+
+
+def _adds(request: AnyRequest) -> bool:
+    """Whether credentials are theirs to give to anybody: then a new origin is one more that they allow."""
+    user = request.scope.get("user")
+    return user is None or user.may("credentials:admin")
 
 
 async def _body(request: AnyRequest, kind: Any, hints: Mapping[str, str]) -> Any:

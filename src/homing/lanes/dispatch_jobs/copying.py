@@ -40,7 +40,7 @@ ATTEMPT = (
 CREDENTIALS = (
     "id", "bearer_token", "signing_secret", "algorithm", "created_at", "updated_at", "name", "signing_key",
     "fingerprint", "previous_bearer_token", "previous_signing_secret", "previous_signing_key",
-    "previous_until",
+    "previous_until", "allowed_targets",
 )  # fmt: skip
 TARGET = (
     "target", "max_concurrency", "rate_per_second", "tokens", "tokens_at", "paused_until", "pause_reason",
@@ -49,6 +49,7 @@ TARGET = (
 _SET_BY_PEOPLE = ("target", "max_concurrency", "rate_per_second", "paused_until", "pause_reason")
 _FLAGS = frozenset({"has_headers", "ready", "queued", "dead_letter_sent", "unknown"})
 _NUMBERS = frozenset({"timeout_seconds", "rate_per_second", "tokens", "cooldown"})
+_JSON = frozenset({"response_headers", "allowed_targets"})
 _MOST_TOLD = 100
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -328,6 +329,6 @@ def _plain(name: str, value: Any) -> Any:
         return iso(value)
     if name in _FLAGS:
         return bool(value)
-    if name == "response_headers":
+    if name in _JSON:
         return msgspec.json.decode(value) if isinstance(value, str) else value
     return float(value) if name in _NUMBERS else value

@@ -22,9 +22,11 @@ from homing.engine.model import (
 )
 from homing.engine.policy import Backoff, Exponential, Fixed, Linear, Policy
 from homing.lanes.dispatch_jobs.credentials.signing import Secrets, UnreadableSecrets
+from homing.lanes.dispatch_jobs.credentials.store import NotListed
 from homing.lanes.dispatch_jobs.headers import is_ours
 from homing.lanes.dispatch_jobs.job import PROTOCOL, Job, Report, read_headers
 from homing.lanes.dispatch_jobs.jobs import DispatchJobs, key_of
+from homing.lanes.dispatch_jobs.orders import how_to_allow
 from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
 from homing.lanes.dispatch_jobs.tsid import text_of
@@ -58,6 +60,10 @@ def now_to_the_millisecond() -> datetime:
     return _moment(time.time_ns() // 1_000_000)
 
 
+#: The secrets for an attempt at a URL.
+SecretsFor = Callable[[int, str], Awaitable[Secrets | UnreadableSecrets | NotListed | None]]
+
+
 class Strategies:
     """What a job's `retryStrategy` and `maxRetries` mean."""
 
@@ -86,7 +92,7 @@ class DispatchJobsLane:
         self,
         jobs: DispatchJobs,
         targets: Targets,
-        credentials: Callable[[int], Awaitable[Secrets | UnreadableSecrets | None]],
+        credentials: SecretsFor,
         sender: WebhookSender,
         *,
         strategies: Strategies,
@@ -131,7 +137,9 @@ class DispatchJobsLane:
                 return Retry(_CLOSED, after=wait, charged=False)
             request = await self._request(claim)
             if isinstance(request, Failure):
-                return Retry(request, report=Report())
+                # No attempt makes it allowed; a person does, and requeues the job.
+                is_final = request.code == "credential_not_allowed"
+                return Skip(request) if is_final else Retry(request, report=Report())
             self.store.sending[key_of(claim)] = self._monotonic()
             result = await self._sender.send(request)
             if result.error_code == "out_of_resources":
@@ -168,7 +176,7 @@ class DispatchJobsLane:
         if job.headers is not None:
             given = read_headers(job.headers)
             headers += [pair for pair in given if not is_ours(pair[0].lower(), self._header_prefix)]
-        signed = await self.signed(text_of(claim.id), job.credentials_id, body)
+        signed = await self.signed(text_of(claim.id), job.credentials_id, job.target_url, body)
         if isinstance(signed, Failure):
             return signed
         headers += signed
@@ -178,12 +186,18 @@ class DispatchJobsLane:
         return WebhookRequest(job.target_url, headers, body, timeout)
 
     async def signed(
-        self, id: str, credentials_id: int | None, body: bytes
+        self, id: str, credentials_id: int | None, url: str, body: bytes
     ) -> list[tuple[str, str]] | Failure:
         """The headers by which a receiver knows that this came from us, and that it came twice."""
         if credentials_id is None:
             return [("webhook-id", id)]
-        found = await self._credentials(credentials_id)
+        found = await self._credentials(credentials_id, url)
+        if isinstance(found, NotListed):
+            return Failure(
+                "credential_not_allowed",
+                f"the credentials {text_of(credentials_id)} may not be used for {found.origin}; "
+                f"{how_to_allow(credentials_id, found.origin)}, and requeue the job",
+            )
         if found is None:
             return Failure("credentials_missing", "the credentials were deleted; create the job anew")
         if isinstance(found, UnreadableSecrets):
@@ -196,7 +210,7 @@ class DispatchJobsLane:
         """One signed test event, at once and outside of everything: no job, no retry, no breaker."""
         id = f"test_{secrets.token_hex(8)}"
         body = (request.payload or _TEST_EVENT).encode()
-        signed = await self.signed(id, request.credentials_id, body)
+        signed = await self.signed(id, request.credentials_id, request.target_url, body)
         if isinstance(signed, Failure):
             return _unsent(signed)
         headers = [("Content-Type", "application/json"), *signed]

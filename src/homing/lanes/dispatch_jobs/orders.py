@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -12,12 +14,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from homing.db import iso
-from homing.errors import InvalidRequest, PayloadTooLarge
+from homing.errors import Forbidden, InvalidRequest, PayloadTooLarge
 from homing.lanes.dispatch_jobs.headers import is_ours
 from homing.lanes.dispatch_jobs.job import OWN_SOURCE, NewJob
 from homing.lanes.dispatch_jobs.mistakes import CONTROL, read
 from homing.lanes.dispatch_jobs.target import target_of
-from homing.lanes.dispatch_jobs.tsid import number_of
+from homing.lanes.dispatch_jobs.tsid import number_of, text_of
+from homing.senders.egress import origin_of
 
 Protocol = Literal["HTTP_WEBHOOK"]
 RetryStrategy = Literal["exponential", "linear", "fixed"]
@@ -302,6 +305,48 @@ def unknown_credentials() -> InvalidRequest:
         "credentialsId: there are no such credentials; make them by POST /api/admin/dispatch/credentials,"
         " or leave it out to send without a signature",
         "credentialsId",
+    )
+
+
+#: Of these origins, those that a caller may not use the credentials for, unless it adds them; None where
+#: there are no such credentials.
+Admit = Callable[[int, Collection[str], bool], Awaitable[frozenset[str] | None]]
+
+
+async def refused_uses(
+    uses: Iterable[tuple[int | None, str]], admit: Admit, *, adds: bool
+) -> dict[tuple[int | None, str], InvalidRequest | Forbidden]:
+    """What is wrong with credentials at URLs, by pairs of both; each of the credentials is asked for once."""
+    origins: dict[int, dict[str, str]] = defaultdict(dict)
+    for id, url in uses:
+        if id is not None:
+            origins[id][url] = origin_of(url) or ""
+    asked = [admit(id, {*those.values()}, adds) for id, those in origins.items()]
+    # Together, so that one query loads those that are not known yet; for one alone a task would cost more.
+    answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+    refused: dict[tuple[int | None, str], InvalidRequest | Forbidden] = {}
+    for (id, those), missing in zip(origins.items(), answers, strict=True):
+        for url, origin in those.items():
+            if missing is None:
+                refused[id, url] = unknown_credentials()
+            elif origin in missing:
+                refused[id, url] = not_allowed(id, origin)
+    return refused
+
+
+def not_allowed(credentials_id: int, origin: str) -> Forbidden:
+    id = text_of(credentials_id)
+    return Forbidden(
+        f"credentialsId: {id} may not be used for {origin or 'this URL'}; somebody with the scope "
+        f"credentials:admin adds it to their allowedTargets ({how_to_allow(credentials_id, origin)})"
+    )
+
+
+def how_to_allow(credentials_id: int, origin: str) -> str:
+    id = text_of(credentials_id)
+    return (
+        f"`homing credentials allow {id} {origin}`, or "
+        f"PUT /api/admin/dispatch/credentials/{id}/allowed-targets"
     )
 
 

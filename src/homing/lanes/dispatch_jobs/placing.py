@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from homing.engine.coalesce import Batched
-from homing.errors import DatabaseError, InvalidRequest, NotAllowed, Refused, Unreachable
+from homing.errors import DatabaseError, Forbidden, InvalidRequest, NotAllowed, Refused, Unreachable
 from homing.lanes.dispatch_jobs.job import NewJob, of_trace
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs, Ordered, keys_of
-from homing.lanes.dispatch_jobs.orders import JobRequest, Rules, read_order, unknown_credentials
+from homing.lanes.dispatch_jobs.orders import Admit, JobRequest, Rules, read_order, refused_uses
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.replies import BatchReply, ErrorDetail, ErrorReply, Verdict, error_detail, invalid
 from homing.telemetry import Telemetry
@@ -24,6 +24,8 @@ _LARGE = 64 * 1024
 _REFUSED = "the database does not take this job"
 
 _encode = msgspec.json.Encoder().encode
+#: What is wrong with an order: it cannot be taken, or not from this caller.
+Wrong = InvalidRequest | Forbidden
 _Key = tuple[str, str, str, int | None, str | None]
 
 
@@ -58,20 +60,21 @@ class JobOrders:
         jobs: DispatchJobs,
         telemetry: Telemetry,
         rules: Rules,
-        known_credentials: Callable[[int], Awaitable[bool]],
+        admit: Admit,
         known_queue: Callable[[str], Awaitable[bool]] = any_queue,
     ) -> None:
         self._jobs = jobs
         self._telemetry = telemetry
         self._rules = rules
-        self._known_credentials = known_credentials
+        self._admit = admit
         self._known_queue = known_queue
         self._coalesced: Batched[NewJob, Ordered] = Batched(jobs.enqueue)
 
-    async def place(self, body: bytes) -> Placed:
+    async def place(self, body: bytes, *, adds: bool) -> Placed:
+        """Whoever `adds` may use any credentials anywhere, which is then written down in them."""
         order = read_order(body, self._rules)
-        if order.credentials_id is not None and not await self._known_credentials(order.credentials_id):
-            raise unknown_credentials()
+        for refusal in (await self._refused_uses([order], adds=adds)).values():
+            raise refusal
         if order.queue_url is not None and not await self._known_queue(order.queue_url):
             raise unknown_queue()
         with self._telemetry.tracing.creating(LANE) as trace:
@@ -92,9 +95,9 @@ class JobOrders:
 
     # ── a verdict for each ───────────────────────────────────────────────────────────────────────
 
-    async def place_all(self, items: Sequence[msgspec.Raw]) -> BatchReply:
+    async def place_all(self, items: Sequence[msgspec.Raw], *, adds: bool) -> BatchReply:
         """Everything that can be taken is taken."""
-        read = await self._read_all(items)
+        read = await self._read_all(items, adds=adds)
         answers = iter(await self._take([one for one in read if isinstance(one, NewJob)]))
         return self._reply([next(answers) if isinstance(one, NewJob) else one for one in read])
 
@@ -114,18 +117,24 @@ class JobOrders:
         except InvalidRequest as error:
             return error
 
-    async def _read_all(self, items: Sequence[msgspec.Raw]) -> list[NewJob | InvalidRequest]:
+    async def _read_all(self, items: Sequence[msgspec.Raw], *, adds: bool) -> list[NewJob | Wrong]:
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(
                 f"jobs: from 1 to {MOST_PER_POST:,} can be given, not {len(items):,}", "jobs"
             )
         read = [self._read(item) for item in items]
-        named = {one.credentials_id for one in read if isinstance(one, NewJob)} - {None}
-        known = {id for id in named if id is not None and await self._known_credentials(id)} | {None}
+        sendable = await self._with_known_queues(read)
+        refused = await self._refused_uses([one for one in sendable if isinstance(one, NewJob)], adds=adds)
         return [
-            unknown_credentials() if isinstance(one, NewJob) and one.credentials_id not in known else one
-            for one in await self._with_known_queues(read)
+            refused.get((one.credentials_id, one.target_url), one) if isinstance(one, NewJob) else one
+            for one in sendable
         ]
+
+    async def _refused_uses(
+        self, orders: Sequence[NewJob], *, adds: bool
+    ) -> Mapping[tuple[int | None, str], Wrong]:
+        uses = [(one.credentials_id, one.target_url) for one in orders]
+        return await refused_uses(uses, self._admit, adds=adds)
 
     async def _with_known_queues(
         self, read: Sequence[NewJob | InvalidRequest]
@@ -142,7 +151,7 @@ class JobOrders:
         except InvalidRequest as error:
             return error
 
-    def _reply(self, answers: Sequence[Ordered | InvalidRequest]) -> BatchReply:
+    def _reply(self, answers: Sequence[Ordered | Wrong]) -> BatchReply:
         verdicts = [_verdict(answer) for answer in answers]
         created = sum(verdict.verdict == "created" for verdict in verdicts)
         self._telemetry.enqueued(LANE, created)
@@ -150,11 +159,11 @@ class JobOrders:
 
     # ── all or none ──────────────────────────────────────────────────────────────────────────────
 
-    async def place_together(self, items: Sequence[msgspec.Raw]) -> BatchReply | Rejection:
-        read = await self._read_all(items)
-        wrong = {n: one for n, one in enumerate(read) if isinstance(one, InvalidRequest)}
+    async def place_together(self, items: Sequence[msgspec.Raw], *, adds: bool) -> BatchReply | Rejection:
+        read = await self._read_all(items, adds=adds)
+        wrong = {n: invalid(one) for n, one in enumerate(read) if not isinstance(one, NewJob)}
         if wrong:
-            return Rejection(400, _rejected(len(read), {n: invalid(one) for n, one in wrong.items()}))
+            return _rejection(len(read), wrong)
         orders = [one for one in read if isinstance(one, NewJob)]
         conflicts = _conflicts_within(orders)
         if conflicts:
@@ -221,8 +230,8 @@ def _conflict(id: int) -> str:
     return f"the idempotency key was used for another job, {text_of(id)}; use a new key for a new job"
 
 
-def _verdict(answer: Ordered | InvalidRequest) -> Verdict:
-    if isinstance(answer, InvalidRequest):
+def _verdict(answer: Ordered | Wrong) -> Verdict:
+    if not isinstance(answer, Ordered):
         return Verdict("invalid", error=invalid(answer))
     if answer.verdict == "conflict":
         error = error_detail("CONFLICT", _conflict(answer.id), "idempotencyKey")
@@ -230,12 +239,15 @@ def _verdict(answer: Ordered | InvalidRequest) -> Verdict:
     return Verdict(answer.verdict, text_of(answer.id), answer.status)
 
 
-def _rejected(total: int, problems: Mapping[int, ErrorDetail]) -> ErrorReply:
+def _rejection(total: int, problems: Mapping[int, ErrorDetail]) -> Rejection:
     listed: list[dict[str, Any]] = [
         {"item": n, "code": one.code, "message": one.message, **one.details} for n, one in problems.items()
     ]
+    if all(one.code == "FORBIDDEN" for one in problems.values()):
+        message = f"{len(problems)} of {total} jobs are not allowed, so none was created"
+        return Rejection(403, ErrorReply(ErrorDetail("FORBIDDEN", message, {"problems": listed})))
     message = f"{len(problems)} of {total} jobs are invalid, so none was created"
-    return ErrorReply(ErrorDetail("INVALID_REQUEST", message, {"problems": listed}))
+    return Rejection(400, ErrorReply(ErrorDetail("INVALID_REQUEST", message, {"problems": listed})))
 
 
 def _conflicting(total: int, conflicts: Mapping[int, str]) -> Rejection:

@@ -13,10 +13,12 @@ from homing.errors import InvalidRequest, NotAllowed
 from homing.lanes.dispatch_jobs.jobs import CHANNEL, DispatchJobs
 from homing.lanes.dispatch_jobs.mistakes import CONTROL
 from homing.lanes.dispatch_jobs.orders import (
+    Admit,
     Rules,
     check_text,
     check_url,
     credentials_number,
+    refused_uses,
     unknown_credentials,
 )
 from homing.lanes.dispatch_jobs.target import target_of
@@ -129,12 +131,12 @@ class TargetDesk:
         self,
         jobs: DispatchJobs,
         rules: Rules,
-        known_credentials: Callable[[int], Awaitable[bool]],
+        admit: Admit,
         probe: Probe,
     ) -> None:
         self._jobs = jobs
         self._rules = rules
-        self._known_credentials = known_credentials
+        self._admit = admit
         self._probe = probe
 
     async def page(self, after: str) -> TargetPage:
@@ -179,9 +181,12 @@ class TargetDesk:
         self._jobs.database.announce(CHANNEL)
         return await self._view(target)
 
-    async def validate(self, request: ValidateRequest) -> ProbeResult:
+    async def validate(self, request: ValidateRequest, *, adds: bool) -> ProbeResult:
+        """As for a job: whoever `adds` may use any credentials anywhere."""
         check_url(request.target_url, self._rules)
-        id = await self._credentials(request.credentials_id)
+        id = credentials_number(request.credentials_id)
+        for refusal in (await refused_uses([(id, request.target_url)], self._admit, adds=adds)).values():
+            raise refusal
         if request.payload is not None and "\0" in request.payload:
             raise InvalidRequest("payload: must not contain a NUL character", "payload")
         return await self._probe(ProbeRequest(request.target_url, id, request.payload))
@@ -191,7 +196,7 @@ class TargetDesk:
 
     async def _credentials(self, text: str | None) -> int | None:
         id = credentials_number(text)
-        if id is not None and not await self._known_credentials(id):
+        if id is not None and await self._admit(id, (), False) is None:
             raise unknown_credentials()
         return id
 

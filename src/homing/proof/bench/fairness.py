@@ -206,7 +206,9 @@ def _query(sql: str) -> Query:
 
 
 async def _fill(homing: Homing, arrival: Arrival) -> None:
-    request = CreateCredentials(bearer_token=BEARER_TOKEN, signing_secret=SIGNING_SECRET)
+    request = CreateCredentials(
+        bearer_token=BEARER_TOKEN, signing_secret=SIGNING_SECRET, allowed_targets=("*",)
+    )
     credentials: int = (await homing.credentials.create(request)).row["id"]
     numbers = range(arrival.plan.jobs)
     jobs = [_job(arrival, kind, number, credentials) for number in numbers for kind in arrival.kinds]

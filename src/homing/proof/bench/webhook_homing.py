@@ -69,7 +69,9 @@ def webhook_settings(database_url: str) -> Settings:
 
 async def fill_jobs(homing: Homing, count: int, port: int) -> None:
     """`count` jobs, due now, with credentials of their own."""
-    request = CreateCredentials(bearer_token=BEARER_TOKEN, signing_secret=SIGNING_SECRET)
+    request = CreateCredentials(
+        bearer_token=BEARER_TOKEN, signing_secret=SIGNING_SECRET, allowed_targets=("*",)
+    )
     credentials: int = (await homing.credentials.create(request)).row["id"]
     jobs = [_new_job(job, credentials) for job in sample_jobs(count, port)]
     for first in range(0, count, _AT_ONCE):

@@ -126,7 +126,9 @@ async def _prepare(
 
 
 async def _create(homing: Homing, keys: Keys) -> int:
-    request = CreateCredentials(bearer_token=keys.bearer_token, signing_secret=keys.signing_secret)
+    request = CreateCredentials(
+        bearer_token=keys.bearer_token, signing_secret=keys.signing_secret, allowed_targets=("*",)
+    )
     id: int = (await homing.credentials.create(request)).row["id"]
     return id
 

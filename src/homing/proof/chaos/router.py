@@ -209,7 +209,9 @@ async def _prepare(
                 str(folder / "received.jsonl"), {_PATH: keys}, plan.hold, plan.fail, plan.seed, plan.at_once
             ),
         )
-        request = CreateCredentials(bearer_token=keys.bearer_token, signing_secret=keys.signing_secret)
+        request = CreateCredentials(
+            bearer_token=keys.bearer_token, signing_secret=keys.signing_secret, allowed_targets=("*",)
+        )
         credentials_id: int = (await homing.credentials.create(request)).row["id"]
         orders = [_order(plan, number, receiver.url + _PATH, credentials_id) for number in range(plan.jobs)]
         return receiver, await _fill(homing, orders)

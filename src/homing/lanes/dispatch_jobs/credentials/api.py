@@ -1,14 +1,14 @@
-"""`/api/admin/dispatch/credentials`: made, looked at without their secrets, rotated, deleted."""
+"""`/api/admin/dispatch/credentials`: made, looked at without their secrets, limited, rotated, deleted."""
 
 from __future__ import annotations
 
-from litestar import Controller, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
 from homing.errors import InvalidRequest
-from homing.lanes.dispatch_jobs.credentials.orders import CreateCredentials, RotateCredentials
+from homing.lanes.dispatch_jobs.credentials.orders import AllowedTargets, CreateCredentials, RotateCredentials
 from homing.lanes.dispatch_jobs.credentials.store import Credentials
 from homing.lanes.dispatch_jobs.credentials.view import (
     IssuedCredentials,
@@ -44,11 +44,18 @@ class CredentialsApi(Controller):
     @post(
         "/",
         summary="Make credentials; secrets that are left out are made, and shown this once",
-        opt={"scope": "credentials:admin", "audit_body": ("name",), "audit_reply": ("id", "fingerprint")},
+        opt={
+            "scope": "credentials:admin",
+            "audit_body": ("name", "allowedTargets"),
+            "audit_reply": ("id", "fingerprint"),
+        },
     )
     async def create(
         self, credentials: NamedDependency[Credentials], data: JSONBody[CreateCredentials]
     ) -> Response[IssuedCredentials]:
+        """`allowedTargets` are the origins that jobs may use them for: scheme, host and port. Who may
+        administer credentials adds one by using them there.
+        """
         made = issued(await credentials.create(data), credentials)
         return Response(made, status_code=201, headers=_NOT_KEPT)
 
@@ -94,6 +101,25 @@ class CredentialsApi(Controller):
         """With `force`, also while jobs use them: their next attempts fail."""
         await credentials.delete(credentials_number(credentials_id), force=force)
         return Message("Credentials deleted")
+
+    @put(
+        "/{credentials_id:str}/allowed-targets",
+        status_code=200,
+        summary="Set the origins that they may be used for",
+        opt={"scope": "credentials:admin", "audit_body": ("allowedTargets",)},
+    )
+    async def allow_only(
+        self,
+        credentials: NamedDependency[Credentials],
+        credentials_id: FromPath[str],
+        data: JSONBody[AllowedTargets],
+    ) -> ShownCredentials:
+        """Scheme, host and port, in place of those that were; `["*"]` is all of them, an empty list is none.
+
+        Jobs that wait for an origin that is not listed any more end in ERROR as `credential_not_allowed`.
+        """
+        row = await credentials.allow_only(credentials_number(credentials_id), data.allowed_targets)
+        return shown(row, credentials)
 
     @post(
         "/{credentials_id:str}/rotate",

@@ -28,10 +28,10 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
 
 CREDENTIALS = "dispatch_credentials"
 _COUNTED = 1000
-_SHOWN = ("algorithm", "name", "fingerprint", "created_at", "updated_at", "signing_key")
+_SHOWN = ("algorithm", "name", "fingerprint", "created_at", "updated_at", "signing_key", "allowed_targets")
 _SEALED = (
     "bearer_token", "signing_secret", "signing_key", "fingerprint", "previous_bearer_token",
-    "previous_signing_secret", "previous_signing_key", "previous_until",
+    "previous_signing_secret", "previous_signing_key", "previous_until", "allowed_targets",
 )  # fmt: skip
 
 
@@ -40,11 +40,12 @@ async def draw_id(session: Session, _given: Given) -> list[Columns]:
 
 
 async def insert(session: Session, given: Given) -> list[Columns]:
-    names = ("bearer_token", "signing_secret", "signing_key", "algorithm", "name", "fingerprint")
+    names = (*CURRENT, "algorithm", "name", "fingerprint")
     now = await server_time(session)
     document = {
         "_id": given["id"],
         **{name: given[name] for name in names},
+        "allowed_targets": decoded(given["allowed_targets"]),
         "created_at": now,
         "updated_at": now,
     }
@@ -120,6 +121,20 @@ async def end_grace(session: Session, given: Given) -> list[Columns]:
     return await describe(session, given) if found else []
 
 
+async def allow_targets(session: Session, given: Given) -> list[Columns]:
+    """Beside those that are there. Where nobody has limited them there is nothing to add to."""
+    wanted = {"_id": given["id"], "allowed_targets": {"$type": "array"}}
+    union = {"$setUnion": ["$allowed_targets", {"$literal": decoded(given["targets"])}]}
+    found = await session.update_one(CREDENTIALS, wanted, [{"$set": {"allowed_targets": union}}])
+    return await describe(session, given) if found else []
+
+
+async def replace_targets(session: Session, given: Given) -> list[Columns]:
+    sets = {"$set": {"allowed_targets": decoded(given["targets"])}}
+    found = await session.update_one(CREDENTIALS, {"_id": given["id"]}, sets)
+    return await describe(session, given) if found else []
+
+
 async def uses(session: Session, given: Given) -> list[Columns]:
     """Open jobs of each, counted up to a thousand."""
     counts = [
@@ -167,6 +182,7 @@ async def _reseal(session: Session, one: Mapping[str, Any]) -> bool:
 QUERIES: Final[Mapping[str, Operation]] = {
     operation.__name__: operation
     for operation in (
-        draw_id, insert, describe, page, load, rotate, end_grace, uses, delete, count, sealed_after, reseal,
+        draw_id, insert, describe, page, load, rotate, end_grace, allow_targets, replace_targets, uses,
+        delete, count, sealed_after, reseal,
     )
 }  # fmt: skip

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import secrets as random_source
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from homing.errors import InvalidRequest
+from homing.lanes.dispatch_jobs.credentials.signing import ANYWHERE
+from homing.senders.egress import origin_of
 from homing.signatures import (
     PRIVATE_KEY_PREFIX,
     PUBLIC_KEY_PREFIX,
     SECRET_PREFIX,
     MalformedKey,
+    key_of,
     make_private_key,
     make_secret,
     private_key_of,
@@ -25,7 +28,12 @@ DAY = 86400
 LONGEST_GRACE = 7 * DAY
 BEARER_PREFIX = "hm_"
 _LONGEST = 500
+#: Bytes; the specification's example has 15.
+_SHORTEST_SECRET = 8
 _LONGEST_NAME = 100
+MOST_TARGETS = 1000
+#: A URL without path and query.
+_BARE = re.compile(r"[^:]+://[^/?#]+/?")
 _VISIBLE = re.compile(r"[!-~]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -51,9 +59,19 @@ class CreateCredentials(Struct, frozen=True, rename="camel", forbid_unknown_fiel
     generate: tuple[Part, ...] = ()
     algorithm: str = ALGORITHM
     name: str | None = None
+    #: Origins that they may be used for: scheme, host and port. An empty list is none yet, `["*"]` is all.
+    allowed_targets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return "CreateCredentials(…)"
+
+
+class AllowedTargets(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """The origins that credentials may be used for, in place of those that were: scheme, host and port, as in
+    `https://partner.example` or `https://partner.example:8443`. `["*"]` is all of them.
+    """
+
+    allowed_targets: tuple[str, ...]
 
 
 class RotateCredentials(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -148,6 +166,29 @@ def _make(column: str) -> str:
     return make_secret() if column == "signing_secret" else make_private_key()
 
 
+def targets_of(given: Iterable[str]) -> list[str]:
+    """As they are kept; raises `InvalidRequest`."""
+    targets = sorted({_target(one) for one in given})
+    if len(targets) > MOST_TARGETS:
+        raise InvalidRequest(
+            f'allowedTargets: at most {MOST_TARGETS:,}; ["*"] allows all of them', "allowedTargets"
+        )
+    return targets
+
+
+def _target(given: str) -> str:
+    if given == ANYWHERE:
+        return given
+    origin = origin_of(given)
+    if origin is None or not _BARE.fullmatch(given):
+        raise InvalidRequest(
+            "allowedTargets: write scheme, host and port without a path, such as https://partner.example or "
+            "https://partner.example:8443, or * for all",
+            "allowedTargets",
+        )
+    return origin
+
+
 # ── one message for each mistake, and no secret in any ───────────────────────────────────────────
 
 
@@ -192,6 +233,13 @@ def _check_signing_secret(secret: str) -> None:
         )
     if secret == SECRET_PREFIX:
         raise InvalidRequest(f"signingSecret holds nothing after {SECRET_PREFIX}", "signingSecret")
+    # Both schemes sign with it, one of them by what the base64 stands for.
+    if min(len(secret.removeprefix(SECRET_PREFIX).encode()), len(key_of(secret))) < _SHORTEST_SECRET:
+        raise InvalidRequest(
+            f"signingSecret must have at least {_SHORTEST_SECRET} bytes: shorter ones are found by trying; "
+            "leaving it out makes one of 32",
+            "signingSecret",
+        )
     if secret.startswith((PRIVATE_KEY_PREFIX, PUBLIC_KEY_PREFIX)):
         raise InvalidRequest(
             f"signingSecret is an ed25519 key; give one that begins with {PRIVATE_KEY_PREFIX} as signingKey",

@@ -4,18 +4,21 @@
 
 -- fragment: shown
 id, algorithm, name, fingerprint, created_at, updated_at, signing_key,
+    allowed_targets::text AS allowed_targets,
     CASE WHEN previous_until > now() THEN previous_until END AS previous_until
 
 -- fragment: sealed
 id, bearer_token, signing_secret, signing_key, fingerprint, previous_bearer_token, previous_signing_secret,
-    previous_signing_key, previous_until, coalesce(previous_until > now(), false) AS in_grace
+    previous_signing_key, allowed_targets::text AS allowed_targets, previous_until,
+    coalesce(previous_until > now(), false) AS in_grace
 
 -- name: draw_id
 SELECT homing_tsid() AS id
 
 -- name: insert
-INSERT INTO dispatch_credentials (id, bearer_token, signing_secret, signing_key, algorithm, name, fingerprint)
-VALUES (:id, :bearer_token, :signing_secret, :signing_key, :algorithm, :name, :fingerprint)
+INSERT INTO dispatch_credentials
+    (id, bearer_token, signing_secret, signing_key, algorithm, name, fingerprint, allowed_targets)
+VALUES (:id, :bearer_token, :signing_secret, :signing_key, :algorithm, :name, :fingerprint, :allowed_targets::jsonb)
 RETURNING {shown}
 
 -- name: describe
@@ -52,6 +55,20 @@ UPDATE dispatch_credentials
 SET previous_bearer_token = NULL, previous_signing_secret = NULL, previous_signing_key = NULL, previous_until = NULL,
     updated_at = now()
 WHERE id = :id AND previous_until > now()
+RETURNING {shown}
+
+-- name: allow_targets
+-- Beside those that are there. Where nobody has limited them there is nothing to add to. The secrets stay what they are, so
+-- `updated_at` does too.
+UPDATE dispatch_credentials
+SET allowed_targets = (
+    SELECT jsonb_agg(u.origin ORDER BY u.origin)
+    FROM (SELECT jsonb_array_elements_text(allowed_targets) UNION SELECT jsonb_array_elements_text(:targets::jsonb)) AS u(origin))
+WHERE id = :id AND allowed_targets IS NOT NULL
+RETURNING {shown}
+
+-- name: replace_targets
+UPDATE dispatch_credentials SET allowed_targets = :targets::jsonb WHERE id = :id
 RETURNING {shown}
 
 -- name: uses

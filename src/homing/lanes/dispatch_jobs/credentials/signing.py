@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from msgspec import Struct
 
 from homing.db import Row, instant
+from homing.senders.egress import origin_of
 from homing.signatures import MalformedKey, Signer
 from homing.vault import Unreadable, Vault, is_sealed
 
@@ -21,12 +23,18 @@ SEALED = (*CURRENT, *PREVIOUS)
 Opened = Mapping[str, str | None]
 
 
+#: The origins that credentials may be used for, `*` for all; None where nobody has said.
+Allowed = frozenset[str] | None
+ANYWHERE = "*"
+
+
 class UnreadableSecrets(Struct, frozen=True):
     """Credentials that are there and cannot be opened: an attempt fails as `credentials_unreadable`."""
 
     id: int
     #: One sentence for a person, with no secret in it.
     message: str
+    allowed: Allowed = None
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -52,6 +60,7 @@ class Secrets:
     _until: datetime | None
     #: Some of it stands in its row as plain text.
     is_plain: bool = False
+    allowed: Allowed = None
 
     def headers(self, id: str, moment: datetime, payload: bytes) -> dict[str, str]:
         """`Authorization` and the signatures of one attempt; `id` is the message's, in every attempt."""
@@ -72,14 +81,40 @@ class Secrets:
 
 
 def secrets_of(row: Row, vault: Vault, header_prefix: str) -> Secrets | UnreadableSecrets:
+    allowed = allowed_of(row)
     try:
         opened = opened_columns(row, vault)
         after = _phase(opened, {}, header_prefix)
         until = instant(row["previous_until"]) if row["in_grace"] else None
         during = _phase(opened, opened, header_prefix) if until else after
-        return Secrets(row["id"], row["fingerprint"], during, after, until, any(plain_columns(row)))
+        return Secrets(row["id"], row["fingerprint"], during, after, until, any(plain_columns(row)), allowed)
     except (Unreadable, MalformedKey) as error:
-        return UnreadableSecrets(row["id"], str(error))
+        return UnreadableSecrets(row["id"], str(error), allowed)
+
+
+def listed_targets(row: Row) -> list[str] | None:
+    """As they stand in the row; MongoDB has an array, the others its text."""
+    kept = row["allowed_targets"]
+    if kept is None:
+        return None
+    return sorted(map(str, msgspec.json.decode(kept) if isinstance(kept, str) else kept))
+
+
+def allowed_of(row: Row) -> Allowed:
+    """Every origin as `origin_of` writes it: jobs of other programs had theirs written by the database."""
+    listed = listed_targets(row)
+    if listed is None:
+        return None
+    return frozenset(one if one == ANYWHERE else origin_of(one) or "" for one in listed)
+
+
+def is_unlimited(allowed: Allowed) -> bool:
+    return allowed is None or ANYWHERE in allowed
+
+
+def refused_of(allowed: Allowed, origins: Collection[str]) -> frozenset[str]:
+    """Those that are not listed, by somebody who has said."""
+    return frozenset() if allowed is None or ANYWHERE in allowed else frozenset(origins) - allowed
 
 
 def _phase(current: Opened, previous: Opened, header_prefix: str) -> _Phase:

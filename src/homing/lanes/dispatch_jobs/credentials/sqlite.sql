@@ -4,12 +4,12 @@
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 
 -- fragment: shown
-id, algorithm, name, fingerprint, created_at, updated_at, signing_key,
+id, algorithm, name, fingerprint, created_at, updated_at, signing_key, allowed_targets,
     CASE WHEN previous_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN previous_until END AS previous_until
 
 -- fragment: sealed
 id, bearer_token, signing_secret, signing_key, fingerprint, previous_bearer_token, previous_signing_secret,
-    previous_signing_key, previous_until, coalesce(previous_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), false) AS in_grace
+    previous_signing_key, allowed_targets, previous_until, coalesce(previous_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), false) AS in_grace
 
 -- name: draw_id
 -- Whoever draws has the write lock, so ids only rise.
@@ -19,8 +19,9 @@ SET base = max(CAST((julianday('now') - 2458849.5) * 86400000 AS INTEGER) << 22,
 RETURNING base AS id
 
 -- name: insert
-INSERT INTO dispatch_credentials (id, bearer_token, signing_secret, signing_key, algorithm, name, fingerprint)
-VALUES (:id, :bearer_token, :signing_secret, :signing_key, :algorithm, :name, :fingerprint)
+INSERT INTO dispatch_credentials
+    (id, bearer_token, signing_secret, signing_key, algorithm, name, fingerprint, allowed_targets)
+VALUES (:id, :bearer_token, :signing_secret, :signing_key, :algorithm, :name, :fingerprint, :allowed_targets)
 RETURNING {shown}
 
 -- name: describe
@@ -57,6 +58,19 @@ UPDATE dispatch_credentials
 SET previous_bearer_token = NULL, previous_signing_secret = NULL, previous_signing_key = NULL, previous_until = NULL,
     updated_at = {now}
 WHERE id = :id AND previous_until > {now}
+RETURNING {shown}
+
+-- name: allow_targets
+-- As on PostgreSQL.
+UPDATE dispatch_credentials
+SET allowed_targets = (
+    SELECT json_group_array(u.origin)
+    FROM (SELECT value AS origin FROM json_each(allowed_targets) UNION SELECT value FROM json_each(:targets)) AS u)
+WHERE id = :id AND allowed_targets IS NOT NULL
+RETURNING {shown}
+
+-- name: replace_targets
+UPDATE dispatch_credentials SET allowed_targets = :targets WHERE id = :id
 RETURNING {shown}
 
 -- name: uses

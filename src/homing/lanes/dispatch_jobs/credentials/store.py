@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from homing.lanes.dispatch_jobs.credentials.orders import (
     RotateCredentials,
     creation_of,
     rotation_of,
+    targets_of,
 )
 from homing.lanes.dispatch_jobs.credentials.signing import (
     CURRENT,
@@ -29,10 +30,12 @@ from homing.lanes.dispatch_jobs.credentials.signing import (
     opened_column,
     opened_columns,
     plain_columns,
+    refused_of,
     sealed_columns,
     secrets_of,
 )
 from homing.lanes.dispatch_jobs.tsid import text_of
+from homing.senders.egress import origin_of
 from homing.signatures import DEFAULT_HEADER_PREFIX, MalformedKey, public_key_of
 from homing.vault import Unreadable, Vault
 
@@ -55,6 +58,12 @@ class Issued(Struct, frozen=True):
         return f"Issued(id={self.row['id']}, made={list(self.made)})"
 
 
+class NotListed(Struct, frozen=True):
+    """They are there, and not for this origin."""
+
+    origin: str
+
+
 class Rewrapped(Struct, frozen=True, rename="camel"):
     """How far a rewrap has come."""
 
@@ -68,6 +77,13 @@ class Rewrapped(Struct, frozen=True, rename="camel"):
     missed: int = 0
 
 
+#: Is told of origins that somebody has added by using credentials there.
+OnAdded = Callable[[int, Collection[str]], None]
+
+
+def untold(_id: int, _origins: Collection[str]) -> None: ...
+
+
 class Credentials:
     def __init__(
         self,
@@ -77,8 +93,10 @@ class Credentials:
         header_prefix: str = DEFAULT_HEADER_PREFIX,
         keeps: float = _KEPT,
         clock: Callable[[], float] = time.monotonic,
+        on_added: OnAdded = untold,
     ) -> None:
         self._database = database
+        self._on_added = on_added
         self._vault = vault
         self._header_prefix = header_prefix
         self._queries = load_queries(__package__ or "", database.dialect)
@@ -92,6 +110,39 @@ class Credentials:
         """The secrets of a row, from memory for some seconds; None when there is no such row."""
         return await self._cache.get(id)
 
+    async def for_url(self, id: int, url: str) -> Secrets | UnreadableSecrets | NotListed | None:
+        """The secrets for an attempt at a URL, unless they are for others."""
+        found, origin = await self.get(id), origin_of(url) or ""
+        if found is not None and refused_of(found.allowed, [origin]):
+            # Whoever has added it did so before the job was there, and what we remember may be older.
+            self._cache.forget(id)
+            found = await self.get(id)
+        if found is not None and refused_of(found.allowed, [origin]):
+            return NotListed(origin or "this URL")
+        return found
+
+    # ── for producers ────────────────────────────────────────────────────────────────────────────
+
+    async def admit(self, id: int, origins: Collection[str], *, adds: bool) -> frozenset[str] | None:
+        """Those of the origins that a caller may not use them for; None where there are no such credentials.
+
+        Who administers credentials `adds` what is not listed. Where nobody has said what is allowed, nothing
+        is added: another program may use them by SQL, and would be stopped by the first entry.
+        """
+        if (found := await self.get(id)) is None or _admits(found, origins, adds=adds):
+            return None if found is None else frozenset()
+        self._cache.forget(id)
+        if (found := await self.get(id)) is None or _admits(found, origins, adds=adds):
+            return None if found is None else frozenset()
+        if found.allowed is None:
+            return frozenset(origins)
+        missing = refused_of(found.allowed, origins)
+        if not adds:
+            return missing
+        await self.allow(id, [*filter(None, found.allowed), *missing])
+        self._on_added(id, missing)
+        return frozenset()
+
     async def _load(self, ids: Sequence[int]) -> list[Secrets | UnreadableSecrets | None]:
         rows = await self._run("load", ids=_encode(sorted(set(ids))).decode())
         found = {row["id"]: secrets_of(row, self._vault, self._header_prefix) for row in rows}
@@ -100,7 +151,7 @@ class Credentials:
     # ── for people ───────────────────────────────────────────────────────────────────────────────
 
     async def create(self, request: CreateCredentials) -> Issued:
-        change = creation_of(request)
+        change, targets = creation_of(request), targets_of(request.allowed_targets)
         id = (await self._run("draw_id"))[0]["id"]
         rows = await self._run(
             "insert",
@@ -109,10 +160,30 @@ class Credentials:
             algorithm=request.algorithm,
             name=request.name,
             fingerprint=fingerprint_of(change.columns["signing_secret"]),
+            allowed_targets=_encode(targets).decode(),
         )
         # Somebody may have asked for it before it was there.
         self._cache.forget(id)
         return Issued(rows[0], _made(change))
+
+    async def allow(self, id: int, targets: Iterable[str]) -> Row:
+        """Let them be used for these origins too; raises `NotFound`, and `NotAllowed` while unlimited."""
+        return await self._set_targets("allow_targets", id, targets)
+
+    async def allow_only(self, id: int, targets: Iterable[str]) -> Row:
+        """Let them be used for these origins and no others; raises `NotFound`."""
+        return await self._set_targets("replace_targets", id, targets)
+
+    async def _set_targets(self, query: str, id: int, targets: Iterable[str]) -> Row:
+        rows = await self._run(query, id=id, targets=_encode(targets_of(targets)).decode())
+        self._cache.forget(id)
+        if rows:
+            return rows[0]
+        await self.describe(id)
+        raise NotAllowed(
+            f"nobody has limited the credentials {text_of(id)} yet, so there is nothing to add to; "
+            "set the whole list"
+        )
 
     async def describe(self, id: int) -> Row:
         """Without the secrets; raises `NotFound`."""
@@ -239,6 +310,10 @@ class Credentials:
 
     async def _run(self, query: str, /, **parameters: Any) -> Sequence[Row]:
         return await self._database.fetch(self._queries[query], parameters)
+
+
+def _admits(found: Secrets | UnreadableSecrets, origins: Collection[str], *, adds: bool) -> bool:
+    return adds if found.allowed is None else not refused_of(found.allowed, origins)
 
 
 def _made(change: Change) -> dict[str, str]:

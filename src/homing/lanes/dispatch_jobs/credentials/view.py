@@ -6,6 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homing.db import Row, iso
 from homing.errors import InvalidRequest, NotFound
+from homing.lanes.dispatch_jobs.credentials.signing import listed_targets
 from homing.lanes.dispatch_jobs.credentials.store import Credentials, Issued
 from homing.lanes.dispatch_jobs.tsid import number_of, text_of
 
@@ -20,6 +21,8 @@ class ShownCredentials(Struct, frozen=True, rename="camel"):
     #: Of the signing secret, to tell which one it is; null where there is none.
     fingerprint: str | None
     name: str | None
+    #: The origins that they may be used for; null where nobody has said, which is all for admins.
+    allowed_targets: list[str] | None
     #: Until then the previous secrets count as well.
     previous_until: str | UnsetType = UNSET
     #: For receivers of v1a signatures.
@@ -66,7 +69,9 @@ def issued(one: Issued, credentials: Credentials) -> IssuedCredentials:
     )
 
 
-def _columns(row: Row) -> tuple[str, str, str | None, str | None, str | None, str | None, str | UnsetType]:
+def _columns(
+    row: Row,
+) -> tuple[str, str, str | None, str | None, str | None, str | None, list[str] | None, str | UnsetType]:
     return (
         text_of(row["id"]),
         row["algorithm"],
@@ -74,5 +79,6 @@ def _columns(row: Row) -> tuple[str, str, str | None, str | None, str | None, st
         iso(row["updated_at"]),
         row["fingerprint"],
         row["name"],
+        listed_targets(row),
         iso(row["previous_until"]) or UNSET,
     )
