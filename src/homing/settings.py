@@ -322,7 +322,7 @@ class Settings(BaseModel):
         500,
         ge=8,
         le=2048,
-        description="Connections that one address, or /64 of IPv6, may have open; a proxy has those of all its "
+        description="Connections that one address, or /64 of IPv6, may have open; a proxy needs those of all "
         "clients.",
     )
     api_intake_mib: int = Field(
