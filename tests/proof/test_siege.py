@@ -68,7 +68,9 @@ Attack: TypeAlias = Callable[[Besieged], Coroutine[Any, Any, None]]
 async def besieged(database_url: str) -> AsyncIterator[Besieged]:
     make_tables(database_url, MIGRATED)
     async with desk(database_url) as access:
-        issued = await access.keys.create(KeyOrder("test", ["mail:write", "jobs:write"]), by="cli:test")
+        issued = await access.keys.create(
+            KeyOrder("test", ["mail:write", "emails:write", "jobs:write"]), by="cli:test"
+        )
     async with homing(database_url, "serve", "--port", "0", files=FILES) as process:
         yield Besieged(database_url, process.pid, await port_of(process), issued.key, [])
 
@@ -182,13 +184,20 @@ async def large_bodies(besieged: Besieged) -> None:
 
 
 async def large_attachments(besieged: Besieged) -> None:
-    """Mails with 10 MB attachments, ten at a time."""
+    """Mails with 10 MB attachments, ten at a time, and emails."""
     content = base64.b64encode(b"a" * 10_000_000)
     attachments = b'[{"filename":"a.bin","content":"%s"}]' % content
+    email = b'{"to":"ann@example.com","subject":"hello","body":"hello","messageKey":"%s","attachments":%s}'
 
-    async def send(_: int) -> None:
+    async def send(n: int) -> None:
         async with asking(besieged, HOSTILE) as client:
-            await put_mail(besieged, client, attachments)
+            if n % 2:
+                await put_mail(besieged, client, attachments)
+                return
+            body = email % (uuid4().hex.encode(), attachments)
+            with suppress(httpx.TransportError):
+                answer = await client.post("/api/emails", content=body, headers=JSON)
+                assert answer.status_code in {202, 503}, answer.text
 
     await asyncio.gather(*map(send, range(10)))
 

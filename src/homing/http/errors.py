@@ -47,7 +47,7 @@ _TITLES = {
     413: "That is too large",
     429: "Too often",
     500: "Something went wrong here",
-    503: "The database is away",
+    503: "Not now",
 }
 #: This one knows four codes; everything that is wrong with a request is a 400.
 _DISPATCH = "/internal/dispatch"

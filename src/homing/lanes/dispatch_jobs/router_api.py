@@ -63,6 +63,7 @@ class Process(Controller):
                 "It stays in its queue for `delaySeconds`; or the request itself is wrong",
             ),
             (401, ErrorReply, "The bearer token is not that of this job"),
+            (413, ErrorReply, "The body is larger than 4 KiB"),
         ),
     )
     async def process(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
-from homing.db.store import SqlStore
+from homing.db.store import SqlStore, batches
 from homing.db.tally import by_state
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 
@@ -29,12 +29,8 @@ _PAGES = {
 _LOCK_TIMEOUT = 2.0
 _CLAIMING = ("preview", "claim")
 
-#: Bytes from which on a mail is put in alone.
-_LARGE = 1 << 20
-#: What may be large, for when all of it stands in the batch.
-_IN_BATCH: Mapping[str, str | None] = dict.fromkeys(
-    ("text_body", "html_body", "variables", "headers", "attachments", "metadata")
-)
+#: Columns that may be large.
+_BULKY = ("text_body", "html_body", "variables", "headers", "attachments", "metadata")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -72,28 +68,12 @@ class MailOutbox(SqlStore[Mail]):
 
     async def enqueue(self, mails: Sequence[NewMail]) -> list[Ordered]:
         """Put mails in, one statement for all but the large; a known key gives back the first mail."""
-        rows = await self._insert(mails)
+        rows = [row for batch in batches(mails, _BULKY) for row in await self.run("enqueue", **batch)]
         created = {row["token"]: Ordered("created", row["id"], row["status"]) for row in rows}
         repeated = await self._by_key(m for m in mails if m.token not in created)
         if created:
             self.database.announce(CHANNEL)
         return [created.get(m.token) or _repetition(m, repeated) for m in mails]
-
-    async def _insert(self, mails: Sequence[NewMail]) -> list[Row]:
-        encoded = [_encode(mail) for mail in mails]
-        small = b",".join(one for one in encoded if len(one) <= _LARGE)
-        large = [mail for mail, one in zip(mails, encoded, strict=True) if len(one) > _LARGE]
-        del encoded
-        rows = [*await self.run("enqueue", batch=f"[{small.decode()}]", **_IN_BATCH)] if small else []
-        for mail in large:
-            rows += await self._insert_alone(mail)
-        return rows
-
-    async def _insert_alone(self, mail: NewMail) -> Sequence[Row]:
-        """Its bulky fields as they are: SQLite holds a row of a batch once for each column that it takes."""
-        bulky = {name: _text(value) for name in _IN_BATCH if (value := getattr(mail, name)) is not None}
-        rest = replace(mail, **dict.fromkeys(bulky))
-        return await self.run("enqueue", batch=_encode([rest]).decode(), **{**_IN_BATCH, **bulky})
 
     async def _by_key(self, mails: Iterable[NewMail]) -> Mapping[str, Row]:
         keys = [mail.idempotency_key for mail in mails]
@@ -179,7 +159,3 @@ def new_token() -> str:
 
 def attempts_of_mails(database: Database, untold: Untold | None = None) -> Attempts:
     return Attempts(database, "mail_outbox", "mail_outbox", untold=untold)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _encode(value).decode()
