@@ -410,7 +410,8 @@ class Homing:
         dependencies |= self.operations.dependencies() | alert_dependencies
         dependencies |= self.health.dependencies() | {"desk": self.desk}
         dependencies |= page_dependencies(self.telemetry, dependencies["job_statistics"])
-        return build_app(routes, dependencies, self.telemetry, door=self._door())
+        intake = self.settings.api_intake_mib << 20
+        return build_app(routes, dependencies, self.telemetry, door=self._door(), intake=intake)
 
     def metrics_asgi(self) -> Litestar:
         """For workers, which serve nothing else."""

@@ -16,6 +16,7 @@ HomingError
 ├── NotAllowed           the message is in a state in which that cannot be done
 ├── NotFound             there is no such message
 └── RateLimited          called too often; says when to come back
+    └── Busy             not by who asks, but by all together
 """
 
 from __future__ import annotations
@@ -96,3 +97,7 @@ class RateLimited(HomingError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Busy(RateLimited):
+    """As much as there is room for is under way."""

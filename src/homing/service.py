@@ -287,10 +287,13 @@ async def _serving(homing: Homing, *, api: bool) -> AsyncIterator[str]:
         yield ""
         return
     # Imported late: a worker without metrics needs no web server.
+    from homing.http.connection import Limits
     from homing.http.server import serving
 
     application = homing.asgi() if api else homing.metrics_asgi()
-    async with serving(
-        application, settings.host, settings.port if api else settings.metrics_port
-    ) as address:
+    port = settings.port if api else settings.metrics_port
+    limits = Limits(
+        settings.api_header_seconds, settings.api_idle_seconds, settings.api_connections_per_address
+    )
+    async with serving(application, settings.host, port, limits) as address:
         yield address

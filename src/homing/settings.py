@@ -323,6 +323,29 @@ class Settings(BaseModel):
         description="Requests a second that each process takes from one API key; 0: no limit. A key may have "
         "a rate of its own.",
     )
+    api_header_seconds: float = Field(
+        10.0,
+        ge=1.0,
+        le=600.0,
+        description="Seconds that a client has for the head of a request, and for its body and the answer "
+        "beyond 8 KiB a second.",
+    )
+    api_idle_seconds: int = Field(
+        5, ge=1, le=3600, description="How long a connection is kept open between two requests."
+    )
+    api_connections_per_address: int = Field(
+        500,
+        ge=8,
+        le=2048,
+        description="Connections that one address, or /64 of IPv6, may have open; a proxy needs those of all "
+        "clients.",
+    )
+    api_intake_mib: int = Field(
+        64,
+        ge=16,
+        le=65536,
+        description="MiB of bodies over 64 KiB that the API takes in at once; then 503 with Retry-After.",
+    )
     session_idle_minutes: float = Field(
         60.0, ge=5.0, le=10080.0, description="Whoever does nothing for so long has to log in again."
     )

@@ -73,6 +73,7 @@ _COUNTERS = {
     "router_messages": ("Messages that the router took from queues, by what became of them.", "pool outcome"),
     "emails_requeued": ("Emails that the scheduler put into the queue again.", ""),
     "emails_dead": ("Emails given up, by reason.", "reason"),
+    "http_refused": ("Connections and requests that got no further than the server, by reason.", "reason"),
     "log_events": ("Log events by name, but those that are written for every message.", "event level"),
 }
 _GAUGES = {
@@ -90,6 +91,8 @@ _GAUGES = {
     "router_running": ("Messages that a pool processes now.", "pool"),
     "last_claim_timestamp_seconds": ("When the database last answered a claim.", "lane"),
     "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
+    "http_connections": ("Connections to the API, or to the metrics.", ""),
+    "http_intake_bytes": ("Bodies over 64 KiB that the API holds now.", ""),
     "build_info": ("Always 1; the labels tell what is running.", "version python"),
 }
 #: What each histogram is, and where its buckets end; each is by lane.
@@ -495,6 +498,16 @@ class Telemetry:
 
     def email_died(self, reason: str) -> None:
         self._counters["emails_dead"].labels(reason).inc()
+
+    def http_refused(self, reason: str) -> None:
+        """malformed, slow, long_url, large_head, crowded, intake"""
+        self._counters["http_refused"].labels(reason).inc()
+
+    def count_connections(self, open: Callable[[], int]) -> None:
+        self._gauges["http_connections"].set_function(open)
+
+    def count_intake(self, held: Callable[[], int]) -> None:
+        self._gauges["http_intake_bytes"].set_function(held)
 
     def enqueued(self, lane: str, count: int) -> None:
         self._counters["enqueued"].labels(lane).inc(count)

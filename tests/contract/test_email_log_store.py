@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 from tests.emails import EmailBench, email_bench
 
 from homing.db import instant
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
 from homing.errors import Refused
-from homing.lanes.email_log.email import Dropped, Due, Email, Held
+from homing.lanes.email_log.email import Dropped, Due, Email, Held, NewEmail
 from homing.lanes.email_log.queues import Hint, encode, read_hint
+from homing.senders.compose import StoredAttachment
 
 FAILURE = Failure("network_error", "gone")
 
@@ -40,6 +43,37 @@ async def failed(lane: EmailBench, count: int = 1, *, due: bool = True, attempts
     for id in ids:
         await lane.shift(id, 5 if due else -3600, "next_attempt_at")
     return ids
+
+
+# ── put in ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_large_email_is_put_in_among_small_ones_as_it_is(lane: EmailBench) -> None:
+    """Its bulky columns come another way than those of the others."""
+    large: dict[str, Any] = {
+        "body": "\\u0041 é" * (1 << 20),
+        "html_body": "<p>Hello.</p>",
+        "variables": {"name": "Zoë"},
+        "headers": {"X-A": "1"},
+        "attachments": (StoredAttachment(filename="a.bin", content="YQ=="),),
+    }
+    emails = [
+        NewEmail(
+            message_key=key, fingerprint=key, token=key, to_address="ann@example.org", subject="Hi", **given
+        )
+        for key, given in (("first", {}), ("large", large), ("last", {}))
+    ]
+    ordered = await lane.emails.enqueue(emails, publish=False)
+    assert [one.verdict for one in ordered] == ["created"] * 3
+    again = await lane.emails.enqueue(emails, publish=False)
+    assert [(one.verdict, one.id) for one in again] == [("duplicate", one.id) for one in ordered]
+    for one, given in zip(ordered, ({}, large, {}), strict=True):
+        row = await lane.row(one.id)
+        for name in large:
+            value = row[name]
+            if name not in {"body", "html_body"} and isinstance(value, str):
+                value = msgspec.json.decode(value)
+            assert value == msgspec.json.decode(msgspec.json.encode(given.get(name))), (one.message_key, name)
 
 
 # ── the scheduling stage ─────────────────────────────────────────────────────────────────────────

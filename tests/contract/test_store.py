@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 from tests.outbox import Bench, bench
 
 from homing.engine.model import Bury, Complete, Failure, RetryIn
-from homing.lanes.mail_outbox.mail import Mail
+from homing.lanes.mail_outbox.mail import Mail, NewMail
+from homing.senders.compose import StoredAttachment
 
 FAILURE = Failure("network_error", "gone")
 
@@ -48,6 +51,33 @@ async def test_the_isolation_is_read_committed_whatever_the_server_says(postgres
             c.id for batch in await asyncio.gather(*(lane.outbox.claim(5) for _ in range(6))) for c in batch
         ]
         assert sorted(taken) == ids, "nobody had to undo a claim"
+
+
+async def test_a_large_mail_is_put_in_among_small_ones_as_it_is(lane: Bench) -> None:
+    """Its bulky columns come another way than those of the others."""
+    large: dict[str, Any] = {
+        "text_body": "\\u0041 é" * (1 << 20),
+        "html_body": "<p>Hello.</p>",
+        "variables": {"name": "Zoë"},
+        "headers": {"X-A": "1"},
+        "attachments": (StoredAttachment(filename="a.bin", content="YQ=="),),
+        "metadata": {"order": 7},
+    }
+    mails = [
+        NewMail(token=token, idempotency_key=token, to_address="ann@example.org", **given)
+        for token, given in (("first", {}), ("large", large), ("last", {}))
+    ]
+    ordered = await lane.outbox.enqueue(mails)
+    assert [one.verdict for one in ordered] == ["created"] * 3
+    assert [one.id for one in await lane.outbox.enqueue(mails)] == [one.id for one in ordered]
+    for one, token, given in zip(ordered, ("first", "large", "last"), ({}, large, {}), strict=True):
+        row = await lane.row(one.id)
+        assert row["token"] == token
+        for name in large:
+            value = row[name]
+            if name not in {"text_body", "html_body"} and isinstance(value, str):
+                value = msgspec.json.decode(value)
+            assert value == msgspec.json.decode(msgspec.json.encode(given.get(name))), (token, name)
 
 
 @pytest.mark.parametrize("query", ["claim", "claim_lost"])

@@ -24,13 +24,14 @@ ADDRESS = re.compile(rb"is up: http://[^:]+:(\d+)/")
 
 
 @asynccontextmanager
-async def homing(url: str, *arguments: str, **settings: str) -> AsyncIterator[Any]:
-    """The command line in a process of its own."""
+async def homing(url: str, *arguments: str, files: str | None = None, **settings: str) -> AsyncIterator[Any]:
+    """The command line in a process of its own; with `files`, its limits at first, as in 256:1024."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("HOMING_", "DISPATCH_"))
     }
+    limit = ["prlimit", f"--nofile={files}"] if files else []
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "homing", *arguments,
+        *limit, sys.executable, "-m", "homing", *arguments,
         env={**kept, "HOMING_DATABASE_URL": url, "HOMING_MAIL_URL": "memory://", "NO_COLOR": "1", **settings},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

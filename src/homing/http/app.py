@@ -25,6 +25,7 @@ from homing.errors import HomingError
 from homing.http.access import AccessMiddleware, handlers_of, require_scopes
 from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
+from homing.http.intake import Intake
 from homing.http.live import Streams
 from homing.http.openapi import DocumentConfig
 from homing.http.outgoing import make_answer_guard
@@ -35,6 +36,8 @@ from homing.telemetry import Telemetry
 
 #: A thousand mails with some attachments.
 LARGEST_BODY = 16 * 1024 * 1024
+#: Of all requests at once, where the settings say nothing else.
+LARGEST_INTAKE = 4 * LARGEST_BODY
 
 
 class StrictRequest(Request[Any, Any, Any]):
@@ -106,6 +109,7 @@ def build_app(
     telemetry: Telemetry,
     *,
     door: AccessMiddleware | None = None,
+    intake: int = LARGEST_INTAKE,
     static: bool = True,
 ) -> Litestar:
     """The ASGI application. `dependencies` are the objects that handlers ask for by name.
@@ -114,6 +118,7 @@ def build_app(
     """
     pages = [_static_files()] if static else []
     document = _document()
+    bounds = [keep_trace, Intake(intake, telemetry).bound]
     app = Litestar(
         [live, ready, metrics, *routes, *pages],
         dependencies={
@@ -123,7 +128,7 @@ def build_app(
         exception_handlers={Exception: ErrorHandler(telemetry)},
         request_class=StrictRequest,
         before_request=make_guard(None) if door is None else None,
-        middleware=[keep_trace] if door is None else [keep_trace, door],
+        middleware=bounds if door is None else [*bounds, door],
         request_max_body_size=LARGEST_BODY,
         response_cache_config=ResponseCacheConfig(),
         before_send=[make_answer_guard(https=door is not None and door.site.is_https)],
@@ -134,6 +139,7 @@ def build_app(
     if door is not None:
         require_scopes(app)
     document.routes |= {(path, method.lower()): handler.opt for path, method, handler in handlers_of(app)}
+    app.state.telemetry = telemetry
     # Who serves the application ends these before it ends.
     app.state.closing = [given.close for given in dependencies.values() if isinstance(given, Streams)]
     return app

@@ -10,6 +10,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, NotFoundException
 
 from homing.errors import (
+    Busy,
     Conflict,
     DatabaseError,
     Forbidden,
@@ -32,6 +33,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (NotFound, 404),
     (NotAllowed, 409),
     (Conflict, 409),
+    (Busy, 503),
     (RateLimited, 429),
 )
 _CODES = {
@@ -45,12 +47,14 @@ _TITLES = {
     413: "That is too large",
     429: "Too often",
     500: "Something went wrong here",
-    503: "The database is away",
+    503: "Not now",
 }
 #: This one knows four codes; everything that is wrong with a request is a 400.
 _DISPATCH = "/internal/dispatch"
 _DISPATCH_STATUS = {413: 400, 415: 400, 503: 500}
 _DISPATCH_CODES = {400: "DISPATCH_INVALID_REQUEST", 409: "DISPATCH_CONFLICT", 429: "DISPATCH_RATE_LIMITED"}
+#: What Litestar raises then, as it says it.
+_LEFT = "client disconnected prematurely"
 _INTERNAL = "something went wrong here; the log has more"
 _AWAY = "the database cannot be reached; try again in a while"
 #: Seconds after which it makes sense to ask again.
@@ -65,7 +69,7 @@ class ErrorHandler:
 
     def __call__(self, request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
         status, message = _judge(error, request)
-        if status >= 500:
+        if status >= 500 and not _is_expected(error):
             self._report(request, error)
         code = _CODES.get(status, "INTERNAL_ERROR")
         if request.url.path == _DISPATCH and status not in {401, 403, 405}:
@@ -81,6 +85,11 @@ class ErrorHandler:
             self._telemetry.log.error("http.failed", path=request.url.path, error=str(error))
         else:
             self._telemetry.crashed("http.failed", error, path=request.url.path)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether it is no trouble of ours: there is no room, or who asked has left before all was said."""
+    return isinstance(error, Busy) or getattr(error, "detail", None) == _LEFT
 
 
 def status_at(path: str, status: int) -> int:

@@ -41,7 +41,7 @@ _KNOWN: Mapping[int, tuple[str, str]] = {
     415: ("UnsupportedMediaType", "The body is not declared to be application/json"),
     429: ("RateLimited", "The key asks too often"),
     500: ("InternalError", "Something went wrong in Homing; its log has more"),
-    503: ("Unavailable", "The database cannot be reached"),
+    503: ("Unavailable", "The database cannot be reached, or as much as fits is being taken in"),
 }
 _HEADERS: Mapping[int, tuple[str, str]] = {
     401: ("WWW-Authenticate", "Which kind of key is needed"),

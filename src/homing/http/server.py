@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,24 +13,40 @@ import uvicorn
 from litestar import Litestar
 
 from homing.errors import HomingError
+from homing.http.connection import Connection, Crowd, Limits
 
 #: Open requests are given this many seconds when the server stops.
 _SHUTDOWN_SLACK = 5
+#: Connections that are accepted at once: each is a file before anybody looks at it.
+_BACKLOG = 512
+#: As many files as a process of ours can make use of.
+_MOST_FILES = 65_536
 
 
 @asynccontextmanager
-async def serving(application: Litestar, host: str, port: int) -> AsyncIterator[str]:
+async def serving(
+    application: Litestar, host: str, port: int, limits: Limits | None = None
+) -> AsyncIterator[str]:
     listener = listen(host, port)
+    limits = limits or Limits()
     config = uvicorn.Config(
         application,
+        http=Connection,
+        # Else it would take a connection over from ours.
+        ws="none",
         log_config=None,
+        # What it warns of is what clients do wrong, as often as they like.
+        log_level="error",
         access_log=False,
         # Who a proxy says that it asks for is the door's to judge (`Site.see_through`).
         proxy_headers=False,
         lifespan="off",
+        backlog=_BACKLOG,
+        timeout_keep_alive=limits.idle_seconds,
         timeout_graceful_shutdown=_SHUTDOWN_SLACK,
     )
-    server = _Server(config)
+    # The other half is for databases, brokers and receivers.
+    server = _Server(config, Crowd(limits, _raised_files() // 2, application.state.telemetry))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
@@ -47,11 +64,31 @@ async def _close_pages(application: Litestar) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the signals to us."""
+    """A server that leaves the signals to us, and knows who is connected."""
+
+    def __init__(self, config: uvicorn.Config, crowd: Crowd) -> None:
+        super().__init__(config)
+        self.server_state = self._crowd = crowd
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if counter % 10 == 0:
+            self._crowd.pass_second()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _raised_files() -> int:
+    """How many files this process may open, after it has asked for as many as it may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def listen(host: str, port: int) -> socket.socket:

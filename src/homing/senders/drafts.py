@@ -46,7 +46,9 @@ def checked_address(field: str, given: str | None) -> str | None:
 
 
 def check_texts(request: Struct) -> None:
-    if _NUL_IN_JSON.search(msgspec.json.encode(request)):
+    text = msgspec.json.encode(request)
+    # Of 13 MiB the pattern takes half a second.
+    if b"\\u0000" in text and _NUL_IN_JSON.search(text):
         raise InvalidRequest("a text contains a NUL character, which no database keeps")
 
 

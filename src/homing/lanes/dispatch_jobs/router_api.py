@@ -24,6 +24,7 @@ AnyRequest = Request[Any, Any, Any]
 
 _OWN_BODY = {"reads_own_body": True}
 _BEARER = "bearer "
+_LARGEST_MESSAGE = 4 * 1024
 
 _PROCESS_HINTS: Mapping[str, str] = {
     "": 'the body must be {"messageId": "…"}',
@@ -52,6 +53,8 @@ class Process(Controller):
         status_code=200,
         summary="Process the job of a message",
         opt=_OWN_BODY,
+        # The token is checked against the id in the body, so whoever has none is read, too.
+        request_max_body_size=_LARGEST_MESSAGE,
         security=[{"message": []}],
         responses=answers(
             (
@@ -60,6 +63,7 @@ class Process(Controller):
                 "It stays in its queue for `delaySeconds`; or the request itself is wrong",
             ),
             (401, ErrorReply, "The bearer token is not that of this job"),
+            (413, ErrorReply, "The body is larger than 4 KiB"),
         ),
     )
     async def process(

@@ -11,7 +11,7 @@ import msgspec
 
 from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
-from homing.db.store import SqlStore
+from homing.db.store import SqlStore, batches
 from homing.db.tally import by_state
 from homing.engine.model import Bury, Claim, Discard, Settlement
 from homing.errors import Refused
@@ -38,6 +38,9 @@ _SHORTEST_HOLD = 2.0
 
 #: States that a small index serves; all others are read from the newest row backwards.
 _OPEN = ("Failed", "Dead", "RetryQueued")
+
+#: Columns that may be large.
+_BULKY = ("body", "html_body", "variables", "headers", "attachments")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -125,7 +128,7 @@ class EmailLog(SqlStore[Email]):
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 
     async def enqueue(self, emails: Sequence[NewEmail], *, publish: bool) -> list[Ordered]:
-        """Put emails in, one statement for all; a key that is known gives back the first email.
+        """Put emails in, one statement for all but the large; a known key gives back the first email.
 
         With `publish` each new row is claimed for publishing as it is written, and whoever asked publishes
         it. Else it is due for any scheduler.
@@ -140,8 +143,11 @@ class EmailLog(SqlStore[Email]):
         return [new.get(email.token) or known[email.token] for email in emails]
 
     async def _write_new(self, emails: Sequence[NewEmail], publisher: str | None) -> Sequence[Row]:
+        return [row for batch in batches(emails, _BULKY) for row in await self._write_batch(batch, publisher)]
+
+    async def _write_batch(self, batch: Mapping[str, str | None], publisher: str | None) -> Sequence[Row]:
         steps = ["enqueue", "reserve_keys"] if "reserve_keys" in self._queries else ["enqueue"]
-        write = partial(self.run_together, steps, batch=_encode(emails).decode(), publisher=publisher)
+        write = partial(self.run_together, steps, **batch, publisher=publisher)
         try:
             results = await write()
         except Refused:

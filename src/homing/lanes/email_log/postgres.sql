@@ -260,8 +260,9 @@ INSERT INTO email_log (
     locked_until, leased_until, leased_claim)
 SELECT
     k.email_id, b.message_key, b.token, b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to,
-    b.subject, b.body, b.html_body, b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url,
-    b.traceparent,
+    b.subject, coalesce(:body::text, b.body), coalesce(:html_body::text, b.html_body), b.template,
+    coalesce(:variables::jsonb, b.variables), b.locale, coalesce(:headers::jsonb, b.headers),
+    coalesce(:attachments::jsonb, b.attachments), b.unsubscribe_url, b.traceparent,
     1, :publisher::text,
     CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END,
     CASE WHEN :publisher::text IS NULL THEN NULL ELSE now() + make_interval(secs => :lease_seconds) END,

@@ -199,9 +199,12 @@ INSERT INTO email_log (
 SELECT
     json_extract(value, '$.message_key'), json_extract(value, '$.token'), json_extract(value, '$.from_address'),
     json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
-    json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.body'),
-    json_extract(value, '$.html_body'), json_extract(value, '$.template'), json_extract(value, '$.variables'),
-    json_extract(value, '$.locale'), json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
+    json_extract(value, '$.reply_to'), json_extract(value, '$.subject'),
+    -- What is large comes apart: every json_extract of a row holds the whole row.
+    coalesce(:body, json_extract(value, '$.body')), coalesce(:html_body, json_extract(value, '$.html_body')),
+    json_extract(value, '$.template'), coalesce(:variables, json_extract(value, '$.variables')),
+    json_extract(value, '$.locale'), coalesce(:headers, json_extract(value, '$.headers')),
+    coalesce(:attachments, json_extract(value, '$.attachments')),
     json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.traceparent'), 1, :publisher,
     CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END, CASE WHEN :publisher IS NULL THEN NULL ELSE {lease} END, 1
 FROM json_each(:batch)

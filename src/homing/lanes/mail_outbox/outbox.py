@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
-from homing.db.store import SqlStore
+from homing.db.store import SqlStore, batches
 from homing.db.tally import by_state
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 
@@ -29,6 +29,8 @@ _PAGES = {
 _LOCK_TIMEOUT = 2.0
 _CLAIMING = ("preview", "claim")
 
+#: Columns that may be large.
+_BULKY = ("text_body", "html_body", "variables", "headers", "attachments", "metadata")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -65,8 +67,8 @@ class MailOutbox(SqlStore[Mail]):
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 
     async def enqueue(self, mails: Sequence[NewMail]) -> list[Ordered]:
-        """Put mails in, one statement for all; a key that is known gives back the first mail."""
-        rows = await self.run("enqueue", batch=_encode(mails).decode())
+        """Put mails in, one statement for all but the large; a known key gives back the first mail."""
+        rows = [row for batch in batches(mails, _BULKY) for row in await self.run("enqueue", **batch)]
         created = {row["token"]: Ordered("created", row["id"], row["status"]) for row in rows}
         repeated = await self._by_key(m for m in mails if m.token not in created)
         if created:

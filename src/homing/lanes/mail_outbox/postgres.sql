@@ -241,9 +241,11 @@ INSERT INTO mail_outbox (
     variables, locale, headers, attachments, unsubscribe_url, idempotency_key, fingerprint, expires_at,
     metadata, token, traceparent, send_at, status, retry_count, created_at, next_attempt_at)
 SELECT
-    b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to, b.subject, b.text_body, b.html_body,
-    b.template, b.variables, b.locale, b.headers, b.attachments, b.unsubscribe_url, b.idempotency_key,
-    b.fingerprint, b.expires_at, b.metadata, b.token, b.traceparent, b.send_at,
+    b.from_address, b.to_address, b.cc_address, b.bcc_address, b.reply_to, b.subject,
+    coalesce(:text_body::text, b.text_body), coalesce(:html_body::text, b.html_body), b.template,
+    coalesce(:variables::jsonb, b.variables), b.locale, coalesce(:headers::jsonb, b.headers),
+    coalesce(:attachments::jsonb, b.attachments), b.unsubscribe_url, b.idempotency_key,
+    b.fingerprint, b.expires_at, coalesce(:metadata::jsonb, b.metadata), b.token, b.traceparent, b.send_at,
     -- Another program's columns may have no default.
     'queued', 0, now(),
     -- An urgent mail is due before it was ordered, and so goes first in the specified order.

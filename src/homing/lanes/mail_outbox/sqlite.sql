@@ -213,11 +213,14 @@ INSERT INTO mail_outbox (
     metadata, token, traceparent, send_at, status, retry_count, created_at, next_attempt_at)
 SELECT
     json_extract(value, '$.from_address'), json_extract(value, '$.to_address'), json_extract(value, '$.cc_address'), json_extract(value, '$.bcc_address'),
-    json_extract(value, '$.reply_to'), json_extract(value, '$.subject'), json_extract(value, '$.text_body'), json_extract(value, '$.html_body'),
-    json_extract(value, '$.template'), json_extract(value, '$.variables'), json_extract(value, '$.locale'),
-    json_extract(value, '$.headers'), json_extract(value, '$.attachments'),
+    json_extract(value, '$.reply_to'), json_extract(value, '$.subject'),
+    -- What is large comes apart: every json_extract of a row holds the whole row.
+    coalesce(:text_body, json_extract(value, '$.text_body')), coalesce(:html_body, json_extract(value, '$.html_body')),
+    json_extract(value, '$.template'), coalesce(:variables, json_extract(value, '$.variables')),
+    json_extract(value, '$.locale'), coalesce(:headers, json_extract(value, '$.headers')),
+    coalesce(:attachments, json_extract(value, '$.attachments')),
     json_extract(value, '$.unsubscribe_url'), json_extract(value, '$.idempotency_key'), json_extract(value, '$.fingerprint'),
-    json_extract(value, '$.expires_at'), json_extract(value, '$.metadata'), json_extract(value, '$.token'),
+    json_extract(value, '$.expires_at'), coalesce(:metadata, json_extract(value, '$.metadata')), json_extract(value, '$.token'),
     json_extract(value, '$.traceparent'), json_extract(value, '$.send_at'),
     -- Another program's columns may have no default.
     'queued', 0, {now},

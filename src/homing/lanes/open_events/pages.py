@@ -29,7 +29,7 @@ from homing.lanes.open_events.manage_form import Form, choices, form_of, read_fo
 from homing.lanes.open_events.subscriptions import Subscriptions, Via
 from homing.senders.addresses import mask
 
-_LARGEST_FORM = 64 * 1024
+_LARGEST_FORM = 16 * 1024
 _LARGEST_ID = 2**63 - 1
 _STATUS: dict[Verdict, int] = {"valid": 200, "expired": 410, "invalid": 404}
 

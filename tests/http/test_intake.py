@@ -1,0 +1,195 @@
+"""Of bodies no more is read than who asks may send, and of all together no more than fits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from litestar.handlers import HTTPRouteHandler
+from litestar.routes import HTTPRoute
+from tests.http.door import Door, opened_door, url_with_tables
+
+from homing.http.guard import READING
+
+MIB = 1 << 20
+#: Routes that read a body of somebody who is not known yet, and how many bytes of it.
+READ_BEFORE = {
+    "/login": 16 * 1024,
+    "/unsubscribe": 16 * 1024,
+    "/confirm": 16 * 1024,
+    "/subscriptions/{id}": 16 * 1024,
+    "/api/dispatch/process": 4 * 1024,
+}
+KINDS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x")
+CONTINUE = b"HTTP/1.1 100 Continue\r\n"
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with opened_door(url_with_tables(tmp_path), api_intake_mib=16) as door:
+        yield door
+
+
+# ── one ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def changing(door: Door) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
+    for route in door.app.routes:
+        assert isinstance(route, HTTPRoute)
+        for method, (handler, _) in route.route_handler_map.items():
+            if method not in READING:
+                yield method, route.path_format, handler
+
+
+async def first_line(door: Door, method: str, path: str, length: int, *fields: str) -> bytes:
+    """What is said to who asks whether to go on with a body: nobody says so before the body is read."""
+    host, _, port = door.address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {length}", "Expect: 100-continue"]
+    writer.write("\r\n".join([*head, *fields, "", ""]).encode())
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+@pytest.mark.parametrize("bearer", [None, "hom_nobody_knows_this"])
+async def test_a_body_is_read_for_who_may_ask_and_else_for_few_routes(door: Door, bearer: str | None) -> None:
+    await door.key()
+    given = [f"Authorization: Bearer {bearer}"] if bearer else []
+    walked = set()
+    for method, path, _ in changing(door):
+        walked.add(path)
+        for kind in KINDS:
+            fields = [f"Content-Type: {kind}", "Sec-Fetch-Site: same-origin", *given]
+            line = await first_line(
+                door, method, path.replace("{id}", "1"), READ_BEFORE.get(path, 0) + 1, *fields
+            )
+            assert line != CONTINUE, (method, path, kind)
+    assert walked > READ_BEFORE.keys()
+
+
+async def test_these_read_as_much_as_they_need(door: Door) -> None:
+    """Otherwise the test before would prove nothing."""
+    await door.key()
+    for method, path, _ in changing(door):
+        if path in READ_BEFORE:
+            kind = KINDS[0] if path.startswith("/api/") else KINDS[1]
+            fields = [f"Content-Type: {kind}", "Sec-Fetch-Site: same-origin", "Authorization: Bearer x"]
+            line = await first_line(door, method, path.replace("{id}", "1"), READ_BEFORE[path], *fields)
+            assert line == CONTINUE, (method, path)
+
+
+async def test_a_message_of_the_router_may_have_4_kib(door: Door) -> None:
+    await door.key()
+    body = {"messageId": "x" * 4096}
+    answer = await door.ask("POST", "/api/dispatch/process", "somebody", json=body)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"] == "the body is larger than 4 KiB; send it in several requests"
+    answer = await door.ask("POST", "/api/dispatch/process", "somebody", json={"messageId": "x"})
+    assert answer.status_code == 401
+
+
+# ── all ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def mail(size: int, key: str) -> bytes:
+    text = "a" * 100
+    padding = b" " * (size - 200)
+    body = msgspec.json.encode(
+        {"to": "ann@example.org", "subject": "Hi", "text": text, "idempotencyKey": key}
+    )
+    return padding + body
+
+
+class Upload:
+    """One request that is sent in parts."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def begin(cls, door: Door, key: str, part: bytes, length: int | None) -> Upload:
+        host, _, port = door.address.removeprefix("http://").partition(":")
+        upload = cls(*await asyncio.open_connection(host, int(port)))
+        size = f"Content-Length: {length}" if length is not None else "Transfer-Encoding: chunked"
+        head = f"POST /api/mail HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n{size}\r\n"
+        upload._writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
+        await upload.send(part)
+        return upload
+
+    async def send(self, part: bytes) -> None:
+        self._writer.write(part)
+        await self._writer.drain()
+
+    def leave(self) -> None:
+        self._writer.close()
+
+    async def answer(self) -> bytes:
+        """Its head."""
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        self._writer.close()
+        return answer
+
+
+def chunk(part: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(part), part)
+
+
+def sampled(door: Door, name: str, **labels: str) -> float:
+    return door.homing.telemetry.registry.get_sample_value(name, labels) or 0.0
+
+
+async def until_held(door: Door, size: int) -> None:
+    async with asyncio.timeout(60):
+        while sampled(door, "homing_http_intake_bytes") != size:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["announced", "in chunks"])
+async def test_what_does_not_fit_waits_outside(door: Door, *, is_chunked: bool) -> None:
+    """The first is on its way and holds its share; the next is told to come back; small ones go in."""
+    key = await door.key()
+    body = mail(10 * MIB, "first")
+    half = 9 * MIB
+    if is_chunked:
+        first = await Upload.begin(door, key, chunk(body[:half]), None)
+        await until_held(door, half)
+    else:
+        first = await Upload.begin(door, key, body[:half], len(body))
+        await until_held(door, len(body))
+
+    for again in (await refused(door, key), await refused(door, key, in_chunks=True)):
+        assert again.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 2\r\n" in again
+    assert sampled(door, "homing_http_refused_total", reason="intake") == 2
+    small = await door.ask(
+        "POST", "/api/mail", key, content=mail(1000, "small"), headers={"Content-Type": KINDS[0]}
+    )
+    assert small.status_code == 201
+
+    await first.send(chunk(body[half:]) + b"0\r\n\r\n" if is_chunked else body[half:])
+    assert (await first.answer()).startswith(b"HTTP/1.1 201 ")
+    await until_held(door, 0)
+    second = mail(10 * MIB, "second")
+    assert (await (await Upload.begin(door, key, second, len(second))).answer()).startswith(b"HTTP/1.1 201 ")
+    # A busy server is no fault of ours that the log should tell of.
+    assert not door.log.all("http.failed")
+
+
+async def refused(door: Door, key: str, *, in_chunks: bool = False) -> bytes:
+    body = mail(10 * MIB, "second")
+    given = (chunk(body) + b"0\r\n\r\n", None) if in_chunks else (body, len(body))
+    return await (await Upload.begin(door, key, *given)).answer()
+
+
+async def test_who_leaves_gives_its_share_back(door: Door) -> None:
+    key = await door.key()
+    body = mail(10 * MIB, "first")
+    upload = await Upload.begin(door, key, body[:MIB], len(body))
+    await until_held(door, len(body))
+    upload.leave()
+    await until_held(door, 0)
+    assert not door.log.all("http.failed")
