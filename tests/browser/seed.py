@@ -100,7 +100,9 @@ class Seed:
 
     async def sow(self) -> Seeded:
         cookies = await self._people()
-        credentials = await self._door.homing.credentials.create(CreateCredentials(name=f"shop, {LONG[:90]}"))
+        credentials = await self._door.homing.credentials.create(
+            CreateCredentials(name=f"shop, {LONG[:90]}", allowed_targets=("*",))
+        )
         await self._webhooks(credentials.row["id"])
         await self._mails()
         await self._emails_by_queue()

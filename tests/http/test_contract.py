@@ -179,6 +179,8 @@ def _credentials(id: str) -> Iterator[Call]:
     yield Call(f"GET {path}", 200, params={"limit": "1"})
     yield Call(f"GET {path}/{{credentials_id}}", 200, (id,))
     yield Call(f"POST {path}/{{credentials_id}}/rotate", 200, (id,), json={"graceSeconds": 60})
+    limited = {"allowedTargets": ["https://partner.example"]}
+    yield Call(f"PUT {path}/{{credentials_id}}/allowed-targets", 200, (id,), json=limited)
     yield Call(f"GET {path}/{{credentials_id}}", 200, (id,))
     yield Call(f"GET {path}", 200)
     yield Call(f"DELETE {path}/{{credentials_id}}", 409, (id,))
@@ -366,7 +368,8 @@ async def _some_of_each(door: Door, key: str) -> tuple[list[str], str]:
     await door.sql("UPDATE mail_outbox SET next_attempt_at = '2099-01-01T00:00:00.000Z'"
                    " WHERE status = 'queued' RETURNING id")  # fmt: skip
     await deliver_a_job(door, key)
-    made = await door.homing.credentials.create(CreateCredentials(name="shop", generate=("signingKey",)))
+    shop = CreateCredentials(name="shop", generate=("signingKey",), allowed_targets=("*",))
+    made = await door.homing.credentials.create(shop)
     jobs = [await _job(door, made.row["id"], state) for state in ("PENDING", "ERROR", "PENDING", "ERROR")]
     for state, reason in (("Pending", None), ("Dead", "InvalidRecipient"), ("Dead", "InvalidRecipient")):
         await door.sql("INSERT INTO email_log (to_address, subject, body, status, dead_reason)"

@@ -126,7 +126,9 @@ async def test_a_webhook_tells_its_story_and_keeps_its_secrets(
     jobs: JobBench, operator: Visitor, sink: HttpSink
 ) -> None:
     secrets = CreateCredentials(
-        bearer_token="canary-bearer", signing_secret="canary-signing-secret-0123456789"
+        bearer_token="canary-bearer",
+        signing_secret="canary-signing-secret-0123456789",
+        allowed_targets=(sink.url,),
     )
     issued = await jobs.homing.credentials.create(secrets)
     (id,) = await jobs.create(
