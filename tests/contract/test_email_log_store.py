@@ -65,7 +65,8 @@ async def test_a_large_email_is_put_in_among_small_ones_as_it_is(lane: EmailBenc
     ]
     ordered = await lane.emails.enqueue(emails, publish=False)
     assert [one.verdict for one in ordered] == ["created"] * 3
-    again = await lane.emails.enqueue(emails, publish=False)
+    repeated = [msgspec.structs.replace(email, token=f"{email.token} again") for email in emails]
+    again = await lane.emails.enqueue(repeated, publish=False)
     assert [(one.verdict, one.id) for one in again] == [("duplicate", one.id) for one in ordered]
     for one, given in zip(ordered, ({}, large, {}), strict=True):
         row = await lane.row(one.id)

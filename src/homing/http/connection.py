@@ -151,14 +151,15 @@ class Connection(HttpToolsProtocol):
 
     def give_up(self, reason: str) -> None:
         """Without a word where nothing was asked: a browser may connect before it has a question."""
-        if self._is_in_head or self._unanswered is not None:
+        if self.transport.get_write_buffer_size():
+            # Closed, it would stay until that is read.
+            self._crowd.telemetry.http_refused(reason)
+            self.transport.abort()
+        elif self._is_in_head or self._unanswered is not None:
             self._refuse(reason)
         else:
             self._crowd.telemetry.http_refused(reason)
             self.transport.close()
-        if self._unread:
-            # It would stay until that is read.
-            self.transport.abort()
 
     def _refuse(self, reason: str) -> None:
         """An answer, unless it would be taken for that to the request before; and the end."""
