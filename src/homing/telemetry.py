@@ -73,6 +73,7 @@ _COUNTERS = {
     "router_messages": ("Messages that the router took from queues, by what became of them.", "pool outcome"),
     "emails_requeued": ("Emails that the scheduler put into the queue again.", ""),
     "emails_dead": ("Emails given up, by reason.", "reason"),
+    "loop_held": ("Stretches of a request that held the event loop for more than 50 ms of CPU.", "route"),
     "log_events": ("Log events by name, but those that are written for every message.", "event level"),
 }
 _GAUGES = {
@@ -90,6 +91,7 @@ _GAUGES = {
     "router_running": ("Messages that a pool processes now.", "pool"),
     "last_claim_timestamp_seconds": ("When the database last answered a claim.", "lane"),
     "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
+    "loop_longest_hold_seconds": ("The longest of these stretches, in CPU time.", "route"),
     "build_info": ("Always 1; the labels tell what is running.", "version python"),
 }
 #: What each histogram is, and where its buckets end; each is by lane.
@@ -356,6 +358,9 @@ class Telemetry:
         self._lane = self._lanes.__getitem__
         self._job_kinds = _Known(_MOST_JOB_KINDS, ("other", "other"))
         self._targets = _Known(_MOST_TARGETS, "other")
+        self._monotonic = monotonic
+        #: Of each route that held the loop, for how long at the most, and when that was said.
+        self._holds: dict[str, tuple[float, float]] = {}
 
     def attempted(self, event: Attempted) -> None:
         self._count_attempt(event.lane, event.outcome, event.error_code or "")()
@@ -498,6 +503,16 @@ class Telemetry:
 
     def enqueued(self, lane: str, count: int) -> None:
         self._counters["enqueued"].labels(lane).inc(count)
+
+    def loop_held(self, route: str, seconds: float) -> None:
+        """Seconds of CPU time in which nobody else was served. A line a minute, and one for each record."""
+        longest, said_at = self._holds.get(route, (0.0, -math.inf))
+        self._counters["loop_held"].labels(route).inc()
+        self._gauges["loop_longest_hold_seconds"].labels(route).set(max(longest, seconds))
+        now = self._monotonic()
+        if is_due := seconds > longest or now - said_at >= _SAID_EVERY:
+            self.log.warning("loop.held", route=route, cpu_ms=round(seconds * 1000))
+        self._holds[route] = (max(longest, seconds), now if is_due else said_at)
 
     def crashed(self, event: str, bug: BaseException, **fields: Any) -> None:
         """Where a bug struck, but not its message: that may quote an address or a body."""

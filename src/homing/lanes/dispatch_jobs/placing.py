@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from homing.engine.aside import aside, each
 from homing.engine.coalesce import Batched
 from homing.errors import DatabaseError, InvalidRequest, NotAllowed, Refused, Unreachable
 from homing.lanes.dispatch_jobs.job import NewJob, of_trace
@@ -69,7 +70,7 @@ class JobOrders:
         self._coalesced: Batched[NewJob, Ordered] = Batched(jobs.enqueue)
 
     async def place(self, body: bytes) -> Placed:
-        order = read_order(body, self._rules)
+        order = await aside(len(body), read_order, body, self._rules)
         if order.credentials_id is not None and not await self._known_credentials(order.credentials_id):
             raise unknown_credentials()
         if order.queue_url is not None and not await self._known_queue(order.queue_url):
@@ -119,7 +120,7 @@ class JobOrders:
             raise InvalidRequest(
                 f"jobs: from 1 to {MOST_PER_POST:,} can be given, not {len(items):,}", "jobs"
             )
-        read = [self._read(item) for item in items]
+        read = await each(self._read, items)
         named = {one.credentials_id for one in read if isinstance(one, NewJob)} - {None}
         known = {id for id in named if id is not None and await self._known_credentials(id)} | {None}
         return [

@@ -13,6 +13,7 @@ from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
+from homing.engine.aside import aside
 from homing.engine.model import Bury, Claim, Discard, Settlement
 from homing.errors import Refused
 from homing.lanes.email_log.email import (
@@ -124,14 +125,15 @@ class EmailLog(SqlStore[Email]):
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue(self, emails: Sequence[NewEmail], *, publish: bool) -> list[Ordered]:
+    async def enqueue(self, emails: Sequence[NewEmail], *, publish: bool, size: int = 0) -> list[Ordered]:
         """Put emails in, one statement for all; a key that is known gives back the first email.
 
         With `publish` each new row is claimed for publishing as it is written, and whoever asked publishes
-        it. Else it is due for any scheduler.
+        it. Else it is due for any scheduler. `size` is about that of all of them in bytes, where they may be
+        large.
         """
         firsts = {email.message_key: email for email in reversed(emails)}
-        written = await self._write_new(list(firsts.values()), self._owner if publish else None)
+        written = await self._write_new(list(firsts.values()), self._owner if publish else None, size)
         created = {row["message_key"]: _created(row, claimed=publish) for row in written}
         if created and not publish:
             self.database.announce(CHANNEL)
@@ -139,9 +141,10 @@ class EmailLog(SqlStore[Email]):
         known = await self._repetitions([email for email in emails if email.token not in new])
         return [new.get(email.token) or known[email.token] for email in emails]
 
-    async def _write_new(self, emails: Sequence[NewEmail], publisher: str | None) -> Sequence[Row]:
+    async def _write_new(self, emails: Sequence[NewEmail], publisher: str | None, size: int) -> Sequence[Row]:
         steps = ["enqueue", "reserve_keys"] if "reserve_keys" in self._queries else ["enqueue"]
-        write = partial(self.run_together, steps, batch=_encode(emails).decode(), publisher=publisher)
+        batch = (await aside(size, _encode, emails)).decode()
+        write = partial(self.run_together, steps, batch=batch, publisher=publisher)
         try:
             results = await write()
         except Refused:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import iso
+from homing.engine.aside import LARGE, each
 from homing.engine.coalesce import Batched
 from homing.errors import InvalidRequest, NotAllowed
 from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
@@ -63,9 +64,14 @@ class MailOrders:
         self._telemetry = telemetry
         self._enqueue: Batched[NewMail, Ordered] = Batched(outbox.enqueue)
 
-    async def place(self, order: NewMail) -> Ordered:
+    async def place(self, order: NewMail, size: int = 0) -> Ordered:
+        """`size` is that of the request in bytes: a large one goes alone."""
         with self._telemetry.tracing.creating("mail_outbox") as trace:
-            ordered = await self._enqueue(_of_trace(order, trace))
+            traced = _of_trace(order, trace)
+            if size > LARGE:
+                (ordered,) = await self._outbox.enqueue([traced], size)
+            else:
+                ordered = await self._enqueue(traced)
         if ordered.verdict == "conflict":
             raise NotAllowed(f"the idempotency key was used for another mail, outbox_{ordered.id}")
         self._count([ordered])
@@ -75,18 +81,19 @@ class MailOrders:
         """Everything that can be taken is taken; each item gets its own verdict."""
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} mails")
-        read = [_read(item) for item in items]
-        ordered = iter(await self._enqueue_all([order for order in read if isinstance(order, NewMail)]))
+        read = await each(_read, items)
+        size = sum(memoryview(item).nbytes for item in items)
+        ordered = iter(await self._enqueue_all([one for one in read if isinstance(one, NewMail)], size))
         verdicts = [_verdict(next(ordered) if isinstance(one, NewMail) else one) for one in read]
         created = sum(one.verdict == "created" for one in verdicts)
         self._telemetry.enqueued("mail_outbox", created)
         return BatchReply(created, verdicts)
 
-    async def _enqueue_all(self, orders: Sequence[NewMail]) -> Sequence[Ordered]:
+    async def _enqueue_all(self, orders: Sequence[NewMail], size: int) -> Sequence[Ordered]:
         if not orders:
             return []
         with self._telemetry.tracing.creating("mail_outbox", len(orders)) as trace:
-            return await self._outbox.enqueue([_of_trace(order, trace) for order in orders])
+            return await self._outbox.enqueue([_of_trace(order, trace) for order in orders], size)
 
     def _count(self, ordered: Sequence[Ordered]) -> None:
         self._telemetry.enqueued("mail_outbox", sum(o.verdict == "created" for o in ordered))
@@ -98,7 +105,7 @@ def _of_trace(order: NewMail, trace: Trace | None) -> NewMail:
 
 def _read(item: msgspec.Raw) -> NewMail | InvalidRequest:
     try:
-        return order_of(decode(item, MailRequest))
+        return read_order(item)
     except InvalidRequest as error:
         return error
 
@@ -110,6 +117,10 @@ def _verdict(one: Ordered | InvalidRequest) -> Verdict:
 
 
 # ── from a request to a row ───────────────────────────────────────────────────────────────────────
+
+
+def read_order(body: bytes | msgspec.Raw) -> NewMail:
+    return order_of(decode(body, MailRequest))
 
 
 def order_of(request: MailRequest) -> NewMail:

@@ -14,6 +14,7 @@ from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
 from homing.db.store import SqlStore
 from homing.db.tally import by_state
+from homing.engine.aside import aside
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 
 CHANNEL = "homing_mail_outbox"
@@ -64,9 +65,12 @@ class MailOutbox(SqlStore[Mail]):
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue(self, mails: Sequence[NewMail]) -> list[Ordered]:
-        """Put mails in, one statement for all; a key that is known gives back the first mail."""
-        rows = await self.run("enqueue", batch=_encode(mails).decode())
+    async def enqueue(self, mails: Sequence[NewMail], size: int = 0) -> list[Ordered]:
+        """Put mails in, one statement for all; a key that is known gives back the first mail.
+
+        `size` is about that of all of them in bytes, where they may be large.
+        """
+        rows = await self.run("enqueue", batch=(await aside(size, _encode, mails)).decode())
         created = {row["token"]: Ordered("created", row["id"], row["status"]) for row in rows}
         repeated = await self._by_key(m for m in mails if m.token not in created)
         if created:
