@@ -31,7 +31,7 @@ from homing.testing.components.smtp import SmtpSink, find_smtp_sink
 from homing.testing.components.sqs import start_sqs
 
 #: The loop that tests run on, and the end of those that hang in it.
-pytest_plugins = ("tests.hang",)
+pytest_plugins = ("tests.hang", "tests.held")
 
 Component = TypeVar("Component")
 

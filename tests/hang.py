@@ -134,6 +134,8 @@ def _awaiting(task: Task[Any]) -> Iterator[tuple[FrameType, int]]:
     """`Task.get_stack` knows only the outermost coroutine of one that waits."""
     one: Any = task.get_coro()
     while one is not None:
+        # One that is watched (`tests/held.py`) stands around the one that runs.
+        one = getattr(one, "_coroutine", one)
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(one, f"{kind}_frame")), None)
         frame = getattr(one, f"{kind}_frame", None)
         if frame is None:

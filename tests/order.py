@@ -29,6 +29,7 @@ LONG_FILES = {
     "tests/contract/test_email_log_plans.py": 35,
     "tests/http/test_schemathesis.py": 30,
     "tests/proof/test_webhook_bench.py": 30,
+    "tests/http/test_held.py": 30,
     "tests/proof/test_router_chaos.py": 25,
     "tests/workers/test_pause.py": 25,
     "tests/browser/test_operations.py": 18,

@@ -74,6 +74,7 @@ _COUNTERS = {
     "emails_requeued": ("Emails that the scheduler put into the queue again.", ""),
     "emails_dead": ("Emails given up, by reason.", "reason"),
     "http_refused": ("Connections and requests that got no further than the server, by reason.", "reason"),
+    "loop_held": ("Stretches of a request that held the event loop for more than 50 ms of CPU.", "route"),
     "log_events": ("Log events by name, but those that are written for every message.", "event level"),
 }
 _GAUGES = {
@@ -93,6 +94,7 @@ _GAUGES = {
     "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
     "http_connections": ("Connections to the API, or to the metrics.", ""),
     "http_intake_bytes": ("Bodies over 64 KiB that the API holds now.", ""),
+    "loop_longest_hold_seconds": ("The longest of these stretches, in CPU time.", "route"),
     "build_info": ("Always 1; the labels tell what is running.", "version python"),
 }
 #: What each histogram is, and where its buckets end; each is by lane.
@@ -359,6 +361,9 @@ class Telemetry:
         self._lane = self._lanes.__getitem__
         self._job_kinds = _Known(_MOST_JOB_KINDS, ("other", "other"))
         self._targets = _Known(_MOST_TARGETS, "other")
+        self._monotonic = monotonic
+        #: Of each route that held the loop, for how long at the most, and when that was said.
+        self._holds: dict[str, tuple[float, float]] = {}
 
     def attempted(self, event: Attempted) -> None:
         self._count_attempt(event.lane, event.outcome, event.error_code or "")()
@@ -511,6 +516,16 @@ class Telemetry:
 
     def enqueued(self, lane: str, count: int) -> None:
         self._counters["enqueued"].labels(lane).inc(count)
+
+    def loop_held(self, route: str, seconds: float) -> None:
+        """Seconds of CPU time in which nobody else was served. A line a minute, and one for each record."""
+        longest, said_at = self._holds.get(route, (0.0, -math.inf))
+        self._counters["loop_held"].labels(route).inc()
+        self._gauges["loop_longest_hold_seconds"].labels(route).set(max(longest, seconds))
+        now = self._monotonic()
+        if is_due := seconds > longest or now - said_at >= _SAID_EVERY:
+            self.log.warning("loop.held", route=route, cpu_ms=round(seconds * 1000))
+        self._holds[route] = (max(longest, seconds), now if is_due else said_at)
 
     def crashed(self, event: str, bug: BaseException, **fields: Any) -> None:
         """Where a bug struck, but not its message: that may quote an address or a body."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from homing.db.attempts import Attempts
 from homing.db.backlog import HeldBack
 from homing.db.database import Database, Row
 from homing.db.queries import Queries, Query
+from homing.engine.aside import aside
 from homing.engine.model import Claim, Settlement
 from homing.errors import Conflict, DatabaseError, Unreachable
 
@@ -153,8 +154,17 @@ class SqlStore(Generic[Item]):
         ]  # fmt: skip
 
 
-def batches(rows: Sequence[Struct], bulky: Sequence[str]) -> Iterator[dict[str, str | None]]:
-    """What puts rows in takes, statement by statement: `batch`, and a parameter for each bulky column.
+async def batches(
+    rows: Sequence[Struct], bulky: Sequence[str], size: int
+) -> AsyncIterator[dict[str, str | None]]:
+    """What puts rows of about so many bytes in takes, statement by statement."""
+    found = _batches(rows, bulky)
+    while batch := await aside(size, next, found, None):
+        yield batch
+
+
+def _batches(rows: Sequence[Struct], bulky: Sequence[str]) -> Iterator[dict[str, str | None]]:
+    """`batch`, and a parameter for each bulky column.
 
     All rows are in one batch but the large ones. Each of these comes alone, with what is bulky apart: SQLite
     holds a row of a batch once for each column that it takes of it, which made 450 MiB of 13.

@@ -28,6 +28,8 @@ _MOST_META: Final = 20
 _MOST_CODES: Final = 200
 #: A line with more mistakes is not worth guessing at.
 _MOST_MENDS: Final = 5
+#: Each is a link that repeats the rest of the line, so there must be an end to them.
+_MOST_CHIPS: Final = 30
 
 #: The states of each lane in its own words. A test compares them with the lanes.
 STATES: Final[Mapping[LaneName, tuple[str, ...]]] = {
@@ -228,6 +230,7 @@ class _Reading:
 
     def __init__(self, line: str, now: datetime) -> None:
         self._line, self._now = line, now
+        self._terms: tuple[Term, ...] = ()
         self._given: dict[str, Any] = {}
         self._meta: dict[str, str] = {}
         self._lists: dict[str, list[str]] = {
@@ -243,7 +246,8 @@ class _Reading:
             raise _WrongError(
                 Mistake(LONGEST_LINE, len(self._line), f"longer than {LONGEST_LINE:,} characters")
             )
-        for term in terms(self._line):
+        self._terms = terms(self._line)
+        for term in self._terms:
             self._take(term)
         self._check_times()
         lanes = tuple(lane for lane in LANES if lane in self._lists["lanes"]) or LANES
@@ -301,8 +305,9 @@ class _Reading:
 
     def _is_connective(self, word: str) -> bool:
         """In small letters it may be a word that is looked for, where there are no fields beside it."""
-        has_fields = any(term.field for term in terms(self._line))
-        return word in _CONNECTIVES or (has_fields and word.upper() in _CONNECTIVES)
+        if word.upper() not in _CONNECTIVES:
+            return False
+        return word in _CONNECTIVES or any(term.field for term in self._terms)
 
     def _take_meta(self, term: Term) -> None:
         key = term.field.removeprefix(_META)
@@ -364,7 +369,7 @@ class _Reading:
     def _check_times(self) -> None:
         since, until = self._given.get("since"), self._given.get("until")
         if since is not None and until is not None and until < since:
-            term = next(term for term in terms(self._line) if term.field == "until")
+            term = next(term for term in self._terms if term.field == "until")
             raise _wrong(term, "`until:` is before `since:`, so there can be nothing")
 
 
@@ -535,8 +540,8 @@ def of_group(group: DeadGroup) -> Wanted:
 
 
 def chips(line: str) -> tuple[Chip, ...]:
-    """The terms of a line, each with the line without it. `since:2h` stays what it is."""
-    return tuple(_chip(line, term) for term in terms(line))
+    """The first terms of a line, each with the line without it. `since:2h` stays what it is."""
+    return tuple(_chip(line, term) for term in terms(line)[:_MOST_CHIPS])
 
 
 def _chip(line: str, term: Term) -> Chip:

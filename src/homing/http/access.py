@@ -35,6 +35,7 @@ from homing.access.desk import Access
 from homing.access.limits import Allowance, RateLimits
 from homing.access.principal import LOOPBACK, Principal
 from homing.access.scopes import KNOWN, SCOPES
+from homing.engine.aside import aside
 from homing.errors import Forbidden, PayloadTooLarge
 from homing.http.asking import AnyRequest, address_of
 from homing.http.guard import READING, Site, refuse_foreign
@@ -315,7 +316,7 @@ async def _shallow_body(visit: _Visit) -> bytes:
     if not visit.headers.get("content-type", "").lower().startswith("application/json"):
         return b""
     body = await visit.request.body()
-    require_shallow(body)
+    await aside(len(body), require_shallow, body)
     return body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -62,8 +63,12 @@ def harmless(variables: object) -> str | None:
     return hide_in_json(written(variables)) if variables else None
 
 
-def mail_of(row: Row, templates: Templates, default_sender: str, **columns: Any) -> MailParts:
-    """The mail of a row; what a lane calls differently is given."""
+async def mail_of(row: Row, templates: Templates, default_sender: str, **columns: Any) -> MailParts:
+    """The mail of a row, which may be large; what a lane calls differently is given."""
+    return await to_thread(_mail_of, row, templates, default_sender, columns)
+
+
+def _mail_of(row: Row, templates: Templates, default_sender: str, columns: Mapping[str, Any]) -> MailParts:
     mail = shown(row, **columns)
     return parts_of(preview_of(mail, templates, default_sender, row["attachments"]))
 

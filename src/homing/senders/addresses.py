@@ -13,11 +13,13 @@ import re
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import NamedTuple
+from unicodedata import normalize
 
 import idna
 
 _LOCAL_OCTETS = 64
 _ADDRESS_OCTETS = 254
+_LABEL_OCTETS = 63
 #: Nobody writes a name and an address longer than this; longer text is not even looked at.
 _WRITTEN_CHARS = 2000
 
@@ -34,6 +36,8 @@ _DOT_ATOM = re.compile(rf"[{_ATEXT}\x80-\U0010ffff]+(?:\.[{_ATEXT}\x80-\U0010fff
 _QUOTED_LOCAL = re.compile(
     r'"(?:[!#-;=?-\[\]-~\x80-\U0010ffff]|\\[!-;=?-~])+"',
 ).fullmatch
+#: What ends a label, in every script (IDNA 2003, 3.1).
+_FULL_STOP = re.compile("[.\u3002\uff0e\uff61]")
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*").fullmatch
 
 #: Python before 3.11.5 mismatches where the last turn of a possessive repeat fails in its middle (CPython
@@ -184,11 +188,27 @@ def _wire_domain(domain: str) -> str:
 def _to_a_labels(domain: str) -> str:
     if len(domain) > _ADDRESS_OCTETS:
         raise InvalidAddress("the domain is too long")
+    encoded = idna_encoded(domain)
+    if encoded is None:
+        raise InvalidAddress("the domain is not a valid international name")
+    return encoded
+
+
+def idna_encoded(domain: str) -> str | None:
+    """A name in any script as the DNS knows it (IDNA 2008); None of what it cannot know.
+
+    A label only gets longer by it, and idna takes a time that grows with the square of a label's length: so
+    what is too long is found before.
+    """
+    if len(domain) > _ADDRESS_OCTETS:
+        return None
+    if max(map(len, _FULL_STOP.split(normalize("NFC", domain)))) > _LABEL_OCTETS:
+        return None
     try:
         return idna.encode(domain, uts46=True).decode("ascii")
-    except idna.IDNAError:
-        # Its message names the domain, so it must not be chained either.
-        raise InvalidAddress("the domain is not a valid international name") from None
+    except (idna.IDNAError, UnicodeError):
+        # Its message names the domain, so it is not told.
+        return None
 
 
 def _address_literal(domain: str) -> str:

@@ -27,12 +27,12 @@ _SOME_DATE = datetime(2000, 1, 1, tzinfo=UTC)
 def checked_recipients(field: str, given: str | list[str]) -> list[str]:
     try:
         items = split_address_list(given) if isinstance(given, str) else given
+        if len(items) > _MOST_RECIPIENTS:
+            raise InvalidRequest(f"{field}: at most {_MOST_RECIPIENTS} recipients", field)
         for item in items:
             parse_address(item)
     except InvalidAddress as error:
         raise InvalidRequest(f"{field}: {error}", field) from None
-    if len(items) > _MOST_RECIPIENTS:
-        raise InvalidRequest(f"{field}: at most {_MOST_RECIPIENTS} recipients", field)
     return items
 
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, TypeAlias
 
-import idna
 from msgspec import Struct
 
 from homing.errors import SettingsError
+from homing.senders.addresses import idna_encoded
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -347,10 +347,7 @@ def ascii_name(host: str) -> str:
     folded = unicodedata.normalize("NFKC", host).lower().replace("\u3002", ".")
     if folded.isascii():
         return folded
-    try:
-        return idna.encode(folded, uts46=True).decode().lower()
-    except (idna.IDNAError, UnicodeError):
-        return ""
+    return (idna_encoded(folded) or "").lower()
 
 
 def _usual_notation(host: str) -> str | Malformed:

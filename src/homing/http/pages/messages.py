@@ -66,7 +66,8 @@ class MessageList(Controller):
             q=q,
             mistake=mistake,
             found=found,
-            filters=filters(q),
+            # What was refused is shown as it stands, and nothing is built upon it.
+            filters=filters("" if mistake else q),
             verbs=[(verb, VERB_NAMES[verb]) for verb in allowed_verbs(desk, user)],
             for_all=_for_all(bulk_runs, wanted, allowed_verbs(desk, user)) if found.rows else [],
             suggestions=query.suggestions(),

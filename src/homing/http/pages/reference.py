@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from asyncio import to_thread
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,18 +22,20 @@ class ReferencePage(Controller):
 
     @get("/docs", media_type=MediaType.HTML)
     async def docs(self, request: AnyRequest) -> Response[str]:
-        return render(request, "docs.html", calls=_calls(request.app))
+        state = request.app.state
+        if "docs" not in state:
+            # Long, and the same for everybody for as long as this process runs.
+            state.docs = await to_thread(_calls, request.app)
+        return render(request, "docs.html", calls=state.docs)
 
 
 def _calls(app: Litestar) -> Markup:
-    """Long, and the same for everybody for as long as this process runs."""
-    if "docs" not in app.state:
-        schema = app.openapi_schema.to_schema()
-        areas: dict[str, list[dict[str, Any]]] = {}
-        for operation in _operations(schema):
-            areas.setdefault(operation["area"], []).append(operation)
-        app.state.docs = render_part("docs_calls.html", areas=areas, schemas=schema["components"]["schemas"])
-    return Markup(app.state.docs)  # noqa: S704 (made by our own template, which escapes)
+    schema = app.openapi_schema.to_schema()
+    areas: dict[str, list[dict[str, Any]]] = {}
+    for operation in _operations(schema):
+        areas.setdefault(operation["area"], []).append(operation)
+    calls = render_part("docs_calls.html", areas=areas, schemas=schema["components"]["schemas"])
+    return Markup(calls)  # noqa: S704 (made by our own template, which escapes)
 
 
 def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.db import Row
+from homing.engine.aside import aside
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.dispatch_jobs import bulk, target_desk
 from homing.lanes.dispatch_jobs.bulk import BulkActions, JobBulkReply, JobBulkRequest
@@ -170,7 +171,8 @@ class Jobs(Controller):
         allowed where nothing else is wrong, 409 the keys that were used for other jobs.
         """
         require_json(request.headers.get("content-type"))
-        batch = _batch(await request.body())
+        body = await request.body()
+        batch = await aside(len(body), _batch, body)
         if not batch.atomic:
             return Response(await job_orders.place_all(batch.jobs, adds=_adds(request)))
         placed = await job_orders.place_together(batch.jobs, adds=_adds(request))
@@ -450,7 +452,8 @@ def _adds(request: AnyRequest) -> bool:
 
 async def _body(request: AnyRequest, kind: Any, hints: Mapping[str, str]) -> Any:
     require_json(request.headers.get("content-type"))
-    return read(await request.body(), kind, hints)
+    body = await request.body()
+    return await aside(len(body), read, body, kind, hints)
 
 
 def _batch(body: bytes) -> _Batch:

@@ -72,7 +72,7 @@ def _explained(
 
 def _unknown(name: str, kind: Any) -> InvalidRequest:
     shown = CONTROL.sub("?", name)[:100]
-    return InvalidRequest(f"{shown}: there is no such field{suggestion(name, known_names(kind))}", shown)
+    return InvalidRequest(f"{shown}: there is no such field{suggestion(shown, known_names(kind))}", shown)
 
 
 def _misshapen(reason: str, hints: Mapping[str, str]) -> InvalidRequest:

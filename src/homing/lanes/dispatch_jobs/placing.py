@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from homing.engine.aside import aside, each
 from homing.engine.coalesce import Batched
 from homing.errors import DatabaseError, Forbidden, InvalidRequest, NotAllowed, Refused, Unreachable
 from homing.lanes.dispatch_jobs.job import NewJob, of_trace
@@ -72,7 +73,7 @@ class JobOrders:
 
     async def place(self, body: bytes, *, adds: bool) -> Placed:
         """Whoever `adds` may use any credentials anywhere, which is then written down in them."""
-        order = read_order(body, self._rules)
+        order = await aside(len(body), read_order, body, self._rules)
         for refusal in (await self._refused_uses([order], adds=adds)).values():
             raise refusal
         if order.queue_url is not None and not await self._known_queue(order.queue_url):
@@ -122,7 +123,7 @@ class JobOrders:
             raise InvalidRequest(
                 f"jobs: from 1 to {MOST_PER_POST:,} can be given, not {len(items):,}", "jobs"
             )
-        read = [self._read(item) for item in items]
+        read = await each(self._read, items)
         sendable = await self._with_known_queues(read)
         refused = await self._refused_uses([one for one in sendable if isinstance(one, NewJob)], adds=adds)
         return [

@@ -12,6 +12,7 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from homing.brokers.router_config import RouterConfig, check_config
+from homing.engine.aside import aside
 from homing.lanes.dispatch_jobs.mistakes import read
 from homing.lanes.dispatch_jobs.processing import STATUS, UNKNOWN, Processing, ProcessReply
 from homing.lanes.dispatch_jobs.router_store import RouterConfigs
@@ -131,7 +132,8 @@ class RouterApi(Controller):
         Pools are resized in place. What a queue or pool that is gone has begun comes to its end.
         """
         require_json(request.headers.get("content-type"))
-        config: RouterConfig = read(await request.body(), RouterConfig, CONFIG_HINTS)
+        body = await request.body()
+        config: RouterConfig = await aside(len(body), read, body, RouterConfig, CONFIG_HINTS)
         check_config(config, router_configs.broker)
         await router_configs.put(config)
         return config

@@ -12,6 +12,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Struct
 
 from homing.db import Row
+from homing.engine.aside import aside
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.email_log.email import STATES, Ordered
 from homing.lanes.email_log.log import EmailLog
@@ -91,14 +92,18 @@ class Emails(Controller):
         response_headers=[_LOCATION],
     )
     async def create(
-        self, email_orders: NamedDependency[EmailOrders], data: JSONBody[EmailRequest]
+        self,
+        email_orders: NamedDependency[EmailOrders],
+        request: Request[Any, Any, Any],
+        data: JSONBody[EmailRequest],
     ) -> Response[CreatedEmail]:
         """The row is written when this is answered, and nothing was sent yet.
 
         Its message is in the queue, or follows as soon as there is a broker again. With a `messageKey`, the
         same order again answers 200 with the first email, and another order under that key 409.
         """
-        ordered = await email_orders.place(order_of(data))
+        size = len(await request.body())
+        ordered = await email_orders.place(await aside(size, order_of, data), size)
         created = ordered.verdict == "created"
         location = {"Location": f"/api/emails/{email_id(ordered.id)}"}
         return Response(_created(ordered), status_code=202 if created else 200, headers=location)

@@ -76,7 +76,7 @@ class EmailDesk(TableDesk[EmailLog]):
         row = await self._rows.get(number)
         if row is None:
             return None
-        return mail_of(row, self._templates, self._default_sender, text_body=row["body"])
+        return await mail_of(row, self._templates, self._default_sender, text_body=row["body"])
 
 
 def _attempts(row: Row) -> int:

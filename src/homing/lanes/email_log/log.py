@@ -127,14 +127,15 @@ class EmailLog(SqlStore[Email]):
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue(self, emails: Sequence[NewEmail], *, publish: bool) -> list[Ordered]:
+    async def enqueue(self, emails: Sequence[NewEmail], *, publish: bool, size: int = 0) -> list[Ordered]:
         """Put emails in, one statement for all but the large; a known key gives back the first email.
 
         With `publish` each new row is claimed for publishing as it is written, and whoever asked publishes
-        it. Else it is due for any scheduler.
+        it. Else it is due for any scheduler. `size` is about that of all of them in bytes, where they may be
+        large.
         """
         firsts = {email.message_key: email for email in reversed(emails)}
-        written = await self._write_new(list(firsts.values()), self._owner if publish else None)
+        written = await self._write_new(list(firsts.values()), self._owner if publish else None, size)
         created = {row["message_key"]: _created(row, claimed=publish) for row in written}
         if created and not publish:
             self.database.announce(CHANNEL)
@@ -142,8 +143,11 @@ class EmailLog(SqlStore[Email]):
         known = await self._repetitions([email for email in emails if email.token not in new])
         return [new.get(email.token) or known[email.token] for email in emails]
 
-    async def _write_new(self, emails: Sequence[NewEmail], publisher: str | None) -> Sequence[Row]:
-        return [row for batch in batches(emails, _BULKY) for row in await self._write_batch(batch, publisher)]
+    async def _write_new(self, emails: Sequence[NewEmail], publisher: str | None, size: int) -> Sequence[Row]:
+        written: list[Row] = []
+        async for batch in batches(emails, _BULKY, size):
+            written += await self._write_batch(batch, publisher)
+        return written
 
     async def _write_batch(self, batch: Mapping[str, str | None], publisher: str | None) -> Sequence[Row]:
         steps = ["enqueue", "reserve_keys"] if "reserve_keys" in self._queries else ["enqueue"]

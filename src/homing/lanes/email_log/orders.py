@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from homing.engine.aside import LARGE
 from homing.engine.coalesce import Batched
 from homing.engine.deliver import Deliverer
 from homing.engine.model import Claim, Monotonic
@@ -69,19 +70,26 @@ class EmailOrders:
         publishes: bool,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
-        self._emails = emails
         self._scheduling = scheduling
         self._telemetry = telemetry
         self._monotonic = monotonic
         #: False when the broker is one in memory: the process that sends need not be this one.
-        self._enqueue: Batched[NewEmail, Ordered] = Batched(partial(emails.enqueue, publish=publishes))
+        self._write = partial(emails.enqueue, publish=publishes)
+        self._enqueue: Batched[NewEmail, Ordered] = Batched(self._write)
 
-    async def place(self, order: NewEmail) -> Ordered:
-        """Written, and queued if the broker is there; raises `NotAllowed` when the key is another email's."""
+    async def place(self, order: NewEmail, size: int = 0) -> Ordered:
+        """Written, and queued if the broker is there; raises `NotAllowed` when the key is another email's.
+
+        `size` is that of the request in bytes: a large one goes alone.
+        """
         asked = self._monotonic()
         with self._telemetry.tracing.creating("email_log") as trace:
             traceparent = trace.traceparent if trace is not None else None
-            ordered = await self._enqueue(msgspec.structs.replace(order, traceparent=traceparent))
+            traced = msgspec.structs.replace(order, traceparent=traceparent)
+            if size > LARGE:
+                (ordered,) = await self._write([traced], size=size)
+            else:
+                ordered = await self._enqueue(traced)
         if ordered.verdict == "conflict":
             raise NotAllowed(f"the message key was used for another email, {email_id(ordered.id)}")
         if ordered.verdict == "created":

@@ -11,9 +11,10 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
 from homing.db import Row
+from homing.engine.aside import aside
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.mail_outbox.dispatching import Dispatching, DispatchReply, DispatchRequest
-from homing.lanes.mail_outbox.orders import MailOrders, MailRequest, order_of
+from homing.lanes.mail_outbox.orders import MailOrders, MailRequest, read_order
 from homing.lanes.mail_outbox.outbox import STATES, MailOutbox, Ordered
 from homing.lanes.mail_outbox.view import MailSummary, OutboxMail, listed, row_number, shown
 from homing.messages.mails import mail_sight_of
@@ -84,8 +85,10 @@ class Mails(Controller):
         require_json(request.headers.get("content-type"))
         body = await request.body()
         if body.lstrip()[:1] == b"[":
-            return Response(await mail_orders.place_all(decode(body, list[msgspec.Raw])), status_code=200)
-        ordered = await mail_orders.place(order_of(decode(body, MailRequest)))
+            items = await aside(len(body), decode, body, list[msgspec.Raw])
+            return Response(await mail_orders.place_all(items), status_code=200)
+        order = await aside(len(body), read_order, body)
+        ordered = await mail_orders.place(order, len(body))
         return Response(_created(ordered), status_code=201 if ordered.verdict == "created" else 200)
 
     @get(

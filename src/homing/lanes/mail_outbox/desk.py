@@ -74,7 +74,7 @@ class MailDesk(TableDesk[MailOutbox]):
 
     async def mail(self, number: int) -> MailParts | None:
         row = await self._rows.get(number)
-        return mail_of(row, self._templates, self._default_sender) if row is not None else None
+        return await mail_of(row, self._templates, self._default_sender) if row is not None else None
 
 
 def _summary(row: Row) -> Summary:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import iso
+from homing.engine.aside import LARGE, each
 from homing.engine.coalesce import Batched
 from homing.errors import InvalidRequest, MissingValue, NotAllowed
 from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
@@ -64,9 +65,10 @@ class MailOrders:
         self._telemetry = telemetry
         self._batched: Batched[NewMail, Ordered] = Batched(outbox.enqueue)
 
-    async def place(self, order: NewMail) -> Ordered:
+    async def place(self, order: NewMail, size: int = 0) -> Ordered:
+        """`size` is that of the request in bytes: a large one goes alone."""
         with self._telemetry.tracing.creating("mail_outbox") as trace:
-            ordered = await self._enqueue(_of_trace(order, trace))
+            ordered = await self._enqueue(_of_trace(order, trace), size)
         if ordered.verdict == "conflict":
             raise NotAllowed(f"the idempotency key was used for another mail, outbox_{ordered.id}")
         self._count([ordered])
@@ -76,27 +78,31 @@ class MailOrders:
         """Everything that can be taken is taken; each item gets its own verdict."""
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} mails")
-        read = [_read(item) for item in items]
-        ordered = iter(await self._enqueue_all([order for order in read if isinstance(order, NewMail)]))
+        read = await each(_read, items)
+        size = sum(memoryview(item).nbytes for item in items)
+        ordered = iter(await self._enqueue_all([one for one in read if isinstance(one, NewMail)], size))
         verdicts = [_verdict(next(ordered) if isinstance(one, NewMail) else one) for one in read]
         created = sum(one.verdict == "created" for one in verdicts)
         self._telemetry.enqueued("mail_outbox", created)
         return BatchReply(created, verdicts)
 
-    async def _enqueue_all(self, orders: Sequence[NewMail]) -> Sequence[Ordered | InvalidRequest]:
+    async def _enqueue_all(self, orders: Sequence[NewMail], size: int) -> Sequence[Ordered | InvalidRequest]:
         if not orders:
             return []
         with self._telemetry.tracing.creating("mail_outbox", len(orders)) as trace:
             traced = [_of_trace(order, trace) for order in orders]
             try:
-                return await self._outbox.enqueue(traced)
+                return await self._outbox.enqueue(traced, size)
             except MissingValue:
                 # Another program's table: some of the mails may have what it wants.
                 return await asyncio.gather(*map(self._enqueue_or_say, traced))
 
-    async def _enqueue(self, order: NewMail) -> Ordered:
+    async def _enqueue(self, order: NewMail, size: int = 0) -> Ordered:
         try:
-            return await self._batched(order)
+            if size <= LARGE:
+                return await self._batched(order)
+            (ordered,) = await self._outbox.enqueue([order], size)
+            return ordered
         except MissingValue as error:
             raise _unfilled(error.column) from error
 
@@ -142,7 +148,7 @@ def _unfilled(column: str) -> InvalidRequest | NotAllowed:
 
 def _read(item: msgspec.Raw) -> NewMail | InvalidRequest:
     try:
-        return order_of(decode(item, MailRequest))
+        return read_order(item)
     except InvalidRequest as error:
         return error
 
@@ -154,6 +160,10 @@ def _verdict(one: Ordered | InvalidRequest) -> Verdict:
 
 
 # ── from a request to a row ───────────────────────────────────────────────────────────────────────
+
+
+def read_order(body: bytes | msgspec.Raw) -> NewMail:
+    return order_of(decode(body, MailRequest))
 
 
 def order_of(request: MailRequest) -> NewMail:

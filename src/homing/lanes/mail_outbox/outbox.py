@@ -66,9 +66,14 @@ class MailOutbox(SqlStore[Mail]):
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue(self, mails: Sequence[NewMail]) -> list[Ordered]:
-        """Put mails in, one statement for all but the large; a known key gives back the first mail."""
-        rows = [row for batch in batches(mails, _BULKY) for row in await self.run("enqueue", **batch)]
+    async def enqueue(self, mails: Sequence[NewMail], size: int = 0) -> list[Ordered]:
+        """Put mails in, one statement for all but the large; a known key gives back the first mail.
+
+        `size` is about that of all of them in bytes, where they may be large.
+        """
+        rows: list[Row] = []
+        async for batch in batches(mails, _BULKY, size):
+            rows += await self.run("enqueue", **batch)
         created = {row["token"]: Ordered("created", row["id"], row["status"]) for row in rows}
         repeated = await self._by_key(m for m in mails if m.token not in created)
         if created:

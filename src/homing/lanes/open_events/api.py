@@ -11,6 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Struct
 
 from homing.db import Row
+from homing.engine.aside import aside
 from homing.errors import InvalidRequest, NotAllowed, NotFound
 from homing.lanes.open_events.fanout import Fanout, FlipBatchReply, FlipReply, FlipRequest, flip_of
 from homing.lanes.open_events.notification import STATES as NOTIFICATION_STATES
@@ -103,7 +104,8 @@ class SeatEvents(Controller):
     ) -> FlipBatchReply:
         """Each is taken on its own and gets its own verdict: what is wrong with one stops no other."""
         require_json(request.headers.get("content-type"))
-        items = decode(await request.body(), list[msgspec.Raw])
+        body = await request.body()
+        items = await aside(len(body), decode, body, list[msgspec.Raw])
         return await fanout.record_all(items, subscriptions.clock())
 
 

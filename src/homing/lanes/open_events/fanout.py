@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from homing.db import Database, Row, iso, load_queries
 from homing.db.patience import patiently
+from homing.engine.aside import each
 from homing.errors import Conflict, InvalidRequest, Refused
 from homing.lanes.open_events.notification import CHANNEL
 from homing.lanes.open_events.preferences import read_preferences
@@ -171,15 +172,16 @@ class Fanout:
         """Each flip on its own, in the order given; what is wrong with one is said of that one."""
         if not 1 <= len(items) <= MOST_PER_POST:
             raise InvalidRequest(f"an array must hold from 1 to {MOST_PER_POST} flips")
-        verdicts = [await self._verdict(item, now) for item in items]
+        read = await each(lambda item: _read(item, now), items)
+        verdicts = [await self._verdict(one) for one in read]
         told = sum(one.notifications or 0 for one in verdicts)
         return FlipBatchReply(told, verdicts)
 
-    async def _verdict(self, item: msgspec.Raw, now: datetime) -> FlipItem:
+    async def _verdict(self, flip: Flip | InvalidRequest) -> FlipItem:
+        if isinstance(flip, InvalidRequest):
+            return FlipItem(verdict="invalid", error=invalid(flip))
         try:
-            reply = await self.record(flip_of(decode(item, FlipRequest), now))
-        except InvalidRequest as error:
-            return FlipItem(verdict="invalid", error=invalid(error))
+            reply = await self.record(flip)
         except Refused as error:
             # A table of another program may have rules of its own; those who call need not know them.
             self._telemetry.log.warning("open_events.flip_refused", error=str(error))
@@ -312,6 +314,13 @@ def flip_of(request: FlipRequest, now: datetime) -> Flip:
         trace_id=request.trace_id,
         payload=_checked_payload(request.payload),
     )
+
+
+def _read(item: msgspec.Raw, now: datetime) -> Flip | InvalidRequest:
+    try:
+        return flip_of(decode(item, FlipRequest), now)
+    except InvalidRequest as error:
+        return error
 
 
 def dedupe_key(term_id: str, campus_code: str, index_number: str, *, status: str, moment: datetime) -> str:
