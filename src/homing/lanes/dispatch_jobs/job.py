@@ -109,6 +109,8 @@ class Report(Struct, frozen=True, gc=False):
     target_failed: bool | None = None
     #: Seconds that the target asked everybody to wait.
     pause: float = 0.0
+    #: There was not even a connection: that says the same of all URLs of the target.
+    unreachable: bool = False
 
 
 read_headers = msgspec.json.Decoder(list[tuple[str, str]]).decode

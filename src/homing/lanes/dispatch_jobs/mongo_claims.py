@@ -100,6 +100,8 @@ def _standing(
         "rate_per_second": known.get("rate_per_second"),
         "failures": known.get("failures", 0),
         "closed_for": seconds_between(max(closed, default=None), now),
+        "endpoint": known.get("endpoint"),
+        "endpoint_closed_for": seconds_between(known.get("endpoint_until"), now),
     }
 
 
