@@ -30,7 +30,8 @@ class Job(Struct, frozen=True, gc=False):
     expired: bool | int | None
     target: str
     target_url: str
-    payload: str
+    #: None when it is large: then it is read for the attempt.
+    payload: str | None
     payload_content_type: str
     credentials_id: int | None
     max_retries: int
@@ -45,6 +46,8 @@ class Job(Struct, frozen=True, gc=False):
     #: What other tracing systems want to know beside the claim's `traceparent`.
     tracestate: str | None = None
     protocol: str = PROTOCOL
+    #: Bytes of a payload that is large, else 0.
+    size: int = 0
 
 
 _ENGINE_COLUMNS = 6

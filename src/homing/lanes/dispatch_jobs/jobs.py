@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -122,6 +123,7 @@ class DispatchJobs(SqlStore[Job]):
             database,
             load_queries(__package__ or "", database.dialect),
             item=job_of,
+            size=attrgetter("size"),
             transition=transition,
             parameters={
                 "owner": owner,
@@ -442,6 +444,11 @@ class DispatchJobs(SqlStore[Job]):
 
     async def attempts(self, id: int) -> Sequence[Row]:
         return await self.run("attempts", id=id)
+
+    async def payload(self, id: int) -> str | None:
+        """Of a job that was claimed without it."""
+        rows = await self.run("payload", id=id)
+        return rows[0]["payload"] if rows else None
 
     async def counts(self) -> dict[str, int]:
         return by_state(await self.run("counts"), STATES, rest="COMPLETED")

@@ -166,7 +166,10 @@ class DispatchJobsLane:
 
     async def _request(self, claim: Claim[Job]) -> WebhookRequest | Failure:
         job = claim.item
-        body = job.payload.encode()
+        payload = await self.store.payload(claim.id) if job.payload is None else job.payload
+        if payload is None:
+            return Failure("job_missing", "the job was deleted")
+        body = payload.encode()
         headers = [("Content-Type", job.payload_content_type)]
         if job.headers is not None:
             given = read_headers(job.headers)

@@ -5,13 +5,15 @@
 -- fragment: claimed
 o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.defer_count AS deferrals,
     date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.scheduled_for)) AS age, o.traceparent,
-    o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url, o.payload,
+    o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url,
+    -- What is large is read for the attempt. To ask for the length of a text reads none of it.
+    CASE WHEN octet_length(o.payload) <= 16384 THEN o.payload END AS payload,
     o.payload_content_type, o.credentials_id, o.max_retries, o.retry_strategy, o.timeout_seconds,
     CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type, o.source,
     CASE WHEN o.has_headers THEN (
         SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers,
-    o.tracestate, o.protocol
+    o.tracestate, o.protocol, CASE WHEN octet_length(o.payload) <= 16384 THEN 0 ELSE octet_length(o.payload) END AS size
 
 -- fragment: told_beside
 -- What ends or puts off a job without an attempt does not hide what the last attempt met.
@@ -159,6 +161,9 @@ SET status = 'IN_PROGRESS',
     updated_at = now()
 WHERE o.id = ANY (ARRAY(SELECT id FROM candidates))
 RETURNING {claimed}
+
+-- name: payload
+SELECT payload FROM dispatch_job WHERE id = :id
 
 -- name: lock_target_of
 -- The next statement then sees what others have claimed of the target.
@@ -818,8 +823,9 @@ WHERE o.id = ANY (ARRAY(SELECT id FROM chosen))
 RETURNING o.id
 
 -- name: dead_letters
--- Of the last day: whoever names a dead-letter target today does not want the past of years.
-SELECT o.*
+-- Of the last day: whoever names a dead-letter target today does not want the past of years. Without payloads.
+SELECT id, source, type, group_id, target_url, attempt_count, error_class, last_error, created_at, completed_at,
+    claim_seq, traceparent, tracestate
 FROM dispatch_job AS o
 WHERE o.status = 'ERROR' AND NOT o.dead_letter_sent AND o.updated_at > now() - interval '1 day'
 ORDER BY o.updated_at

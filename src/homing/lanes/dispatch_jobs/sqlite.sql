@@ -16,13 +16,17 @@ max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coa
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
     (julianday('now') - julianday(max(created_at, coalesce(scheduled_for, '')))) * 86400.0 AS age, traceparent,
-    next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url, payload,
+    next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url,
+    CASE WHEN {bytes} <= 16384 THEN payload END AS payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
     CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type, source,
     CASE WHEN has_headers THEN (
         SELECT json_group_array(json_array(h.header_name, h.header_value))
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers,
-    tracestate, protocol
+    tracestate, protocol, CASE WHEN {bytes} <= 16384 THEN 0 ELSE {bytes} END AS size
+
+-- fragment: bytes
+length(CAST(payload AS BLOB))
 
 -- fragment: as_it_was
 CASE WHEN attempt_count <= attempts_before THEN 'PENDING' ELSE 'FAILED' END
@@ -123,6 +127,9 @@ SET status = 'IN_PROGRESS',
     updated_at = {now}
 WHERE id IN (SELECT id FROM ranked WHERE place <= slots)
 RETURNING {claimed}
+
+-- name: payload
+SELECT payload FROM dispatch_job WHERE id = :id
 
 -- name: claim_one
 UPDATE dispatch_job
@@ -691,7 +698,8 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILE
 RETURNING id
 
 -- name: dead_letters
-SELECT *
+SELECT id, source, type, group_id, target_url, attempt_count, error_class, last_error, created_at, completed_at,
+    claim_seq, traceparent, tracestate
 FROM dispatch_job
 WHERE status = 'ERROR' AND NOT dead_letter_sent AND updated_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
 ORDER BY updated_at
