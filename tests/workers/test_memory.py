@@ -61,6 +61,14 @@ def work_once(folder: Path, database_url: str, smtp_url: str) -> int:
     return usage.ru_maxrss // 1024
 
 
+async def add_webhooks(lane: JobBench, url: str, count: int) -> None:
+    payload = PAYLOAD[lane.homing.database.dialect]
+    for _ in range(0, count, 50):
+        ids = await lane.create(url, 50)
+        where = "WHERE id BETWEEN :first AND :last RETURNING id"
+        await lane.sql(f"UPDATE dispatch_job SET payload = {payload} {where}", first=min(ids), last=max(ids))
+
+
 async def add_mails(lane: JobBench, count: int) -> None:
     """Files that compress well: what they take in the table says little of what they take in memory."""
     file = {"filename": "a.bin", "content": base64.b64encode(b"homing" * (FILE // 6)).decode()}
@@ -83,8 +91,7 @@ async def test_large_messages_by_the_hundred_fit_into_little_memory(
         arrived.append((request.header("webhook-id"), len(request.body)))
 
     async with HttpSink(note, keep=False) as webhooks, SmtpSink() as mails, job_bench(url) as lane:
-        await lane.create(webhooks.url, WEBHOOKS)
-        await lane.sql(f"UPDATE dispatch_job SET payload = {PAYLOAD[dialect]} RETURNING id")
+        await add_webhooks(lane, webhooks.url, WEBHOOKS)
         await add_mails(lane, MAILS)
         most = await asyncio.to_thread(work_once, tmp_path, url, f"smtp://127.0.0.1:{mails.port}?tls=none")
         assert len(arrived) == len(set(arrived)) == WEBHOOKS, "nothing lost, no duplicate"

@@ -35,8 +35,7 @@ async def test_many_urls_of_one_host_are_claimed_as_quickly_as_one(lane: JobBenc
         for place, taken in seconds.items():
             taken.append(await _claim(lane, place))
     ratio = median(seconds[MANY]) / median(seconds[ONE])
-
-    assert ratio <= 1.5
+    assert ratio <= 1.5, f"with {JOBS:,} URLs a claim of {EACH} takes {ratio:.2f} times as long as with one"
 
 
 async def _claim(lane: JobBench, place: str) -> float:

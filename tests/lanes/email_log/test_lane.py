@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import aio_pika

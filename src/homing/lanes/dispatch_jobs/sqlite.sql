@@ -17,15 +17,16 @@ max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coa
 id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
     (julianday('now') - julianday(max(created_at, coalesce(scheduled_for, '')))) * 86400.0 AS age, traceparent,
     next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url,
-    CASE WHEN {bytes} <= 16384 THEN payload END AS payload,
+    CASE WHEN length(payload) <= 16384 THEN payload END AS payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
     CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type, source,
     CASE WHEN has_headers THEN (
         SELECT json_group_array(json_array(h.header_name, h.header_value))
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers,
-    tracestate, protocol, CASE WHEN {bytes} <= 16384 THEN 0 ELSE {bytes} END AS size
+    tracestate, protocol, CASE WHEN length(payload) <= 16384 THEN 0 ELSE {bytes} END AS size
 
 -- fragment: bytes
+-- To count characters copies nothing.
 length(CAST(payload AS BLOB))
 
 -- fragment: as_it_was

@@ -11,9 +11,9 @@
     + coalesce(10 * pg_column_size(e.variables), 0))
 
 -- fragment: small_parts
-CASE WHEN {bytes} <= 65536 THEN e.body END AS text_body,
-    CASE WHEN {bytes} <= 65536 THEN e.html_body END AS html_body, e.template,
-    CASE WHEN {bytes} <= 65536 THEN e.variables END AS variables
+CASE WHEN octet_length(e.body) <= 65536 THEN e.body END AS text_body,
+    CASE WHEN octet_length(e.html_body) <= 65536 THEN e.html_body END AS html_body, e.template,
+    CASE WHEN 10 * pg_column_size(e.variables) <= 65536 THEN e.variables END AS variables
 
 -- fragment: size
 CASE WHEN {bytes} > 65536 OR pg_column_size(e.attachments) > 2000

@@ -30,9 +30,9 @@ greatest(o.next_attempt_at, '0001-01-02Z'::timestamptz)
     + coalesce(10 * pg_column_size(o.variables), 0))
 
 -- fragment: small_parts
-CASE WHEN {bytes} <= 65536 THEN o.text_body END AS text_body,
-    CASE WHEN {bytes} <= 65536 THEN o.html_body END AS html_body, o.template,
-    CASE WHEN {bytes} <= 65536 THEN o.variables END AS variables
+CASE WHEN octet_length(o.text_body) <= 65536 THEN o.text_body END AS text_body,
+    CASE WHEN octet_length(o.html_body) <= 65536 THEN o.html_body END AS html_body, o.template,
+    CASE WHEN 10 * pg_column_size(o.variables) <= 65536 THEN o.variables END AS variables
 
 -- fragment: size
 CASE WHEN {bytes} > 65536 OR pg_column_size(o.attachments) > 2000

@@ -29,12 +29,14 @@
     + coalesce(length(CAST(variables AS BLOB)), 0))
 
 -- fragment: small_parts
-CASE WHEN {bytes} <= 65536 THEN text_body END AS text_body,
-    CASE WHEN {bytes} <= 65536 THEN html_body END AS html_body, template,
-    CASE WHEN {bytes} <= 65536 THEN variables END AS variables
+CASE WHEN length(text_body) <= 65536 THEN text_body END AS text_body,
+    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, template,
+    CASE WHEN length(variables) <= 65536 THEN variables END AS variables
 
 -- fragment: size
-CASE WHEN {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) > 65536
+-- To count characters copies nothing.
+CASE WHEN ifnull(length(text_body), 0) + ifnull(length(html_body), 0) + ifnull(length(variables), 0)
+        + ifnull(length(attachments), 0) > 65536
      THEN {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) ELSE 0 END
 
 -- name: claim
