@@ -26,7 +26,7 @@ from homing.telemetry import Telemetry, make_logger
 #: What time brings nearer, by table.
 _TIMES = {
     "dispatch_job": ("next_attempt_at", "lease_expires_at", "expires_at", "scheduled_for"),
-    "homing_target": ("paused_until", "open_until", "tokens_at"),
+    "homing_target": ("paused_until", "open_until", "endpoint_until", "well_at", "tokens_at"),
 }
 
 
@@ -111,7 +111,8 @@ class JobBench:
     def forget_targets(self) -> None:
         """What this process heard of targets counts by its own clock, which cannot be turned."""
         for gate in self.lane._targets._gates.values():
-            gate.closed_until = gate.heard_until = 0.0
+            gate.closed_until = 0.0
+        self.lane._targets._closings.clear()
 
     async def target(self, name: str) -> dict[str, Any]:
         await self.jobs.judged()

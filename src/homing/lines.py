@@ -13,9 +13,10 @@ from homing.brokers.base import Broker, Queue
 from homing.brokers.pump import Pump, Verdict
 from homing.db import Database
 from homing.db.backlog import Backlog, Counted
-from homing.engine.deliver import Deliverer
+from homing.engine.deliver import Deliverer, Party, Weigh
 from homing.engine.lane import Lane
 from homing.engine.maintenance import Maintenance
+from homing.engine.room import Room
 from homing.engine.traced import traced
 from homing.engine.worker import Worker
 from homing.telemetry import Telemetry
@@ -100,12 +101,21 @@ class Line:
         channel: str,
         concurrency: int,
         slots: int,
+        room: Room | None = None,
+        weigh: Weigh | None = None,
+        party: Party | None = None,
         longest_pause: float = 1.0,
         counted_as: str | None = None,
     ) -> None:
         self.lane = lane
         self.deliverer = Deliverer(
-            traced(lane, telemetry.tracing), telemetry, concurrency=concurrency, slots=slots
+            traced(lane, telemetry.tracing),
+            telemetry,
+            concurrency=concurrency,
+            slots=slots,
+            room=room,
+            weigh=weigh,
+            party=party,
         )
         self.maintenance = Maintenance(lane, telemetry)
         self.backlog = Backlog(counted_as or lane.name, rows, telemetry)

@@ -119,6 +119,13 @@ class Settings(BaseModel):
     )
     mail_from: str = Field("homing@localhost", description="The sender of mails that name none.")
     mail_connections: int = Field(20, ge=1, le=1000, description="Connections per relay and process.")
+    bytes_at_once: int = Field(
+        134217728,
+        ge=1048576,
+        le=1099511627776,
+        description="Bytes of large messages (webhooks above 16 KiB, mails above 64 KiB) that one process "
+        "has in memory at once; others wait, unread. Each takes about five times its size while it is sent.",
+    )
     mail_batch: int = Field(500, ge=1, le=10000, description="Mails that one process holds claimed at once.")
     template_dir: str = Field("templates", description="The folder of mail templates.")
     default_locale: str = Field(

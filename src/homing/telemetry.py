@@ -86,6 +86,8 @@ _GAUGES = {
     ),
     "held_back_age_seconds": ("How long the oldest of them has waited.", "lane target"),
     "in_flight": ("Claims held by this process.", "lane"),
+    "bytes_in_hand": ("Bytes of large messages that are being sent, or read for it.", ""),
+    "bytes_at_once": ("How many these may be; others wait, unread.", ""),
     "lane_paused": ("Whether this process claims nothing of the lane, which is paused.", "lane"),
     "queue_messages": ("Messages in a queue of a broker, about: waiting, held, delayed.", "queue state"),
     "target_breaker_open": ("1 for each target that is left alone because it kept failing.", "target"),
@@ -364,6 +366,11 @@ class Telemetry:
         self._monotonic = monotonic
         #: Of each route that held the loop, for how long at the most, and when that was said.
         self._holds: dict[str, tuple[float, float]] = {}
+
+    def room(self, limit: int, held: Callable[[], int]) -> None:
+        """How much of large messages this process may have in hand, and whom to ask how much it has."""
+        self._gauges["bytes_at_once"].set(limit)
+        self._gauges["bytes_in_hand"].set_function(held)
 
     def attempted(self, event: Attempted) -> None:
         self._count_attempt(event.lane, event.outcome, event.error_code or "")()

@@ -112,7 +112,7 @@ class AlertBench:
             await self.jobs.change("dispatch_job", {"next_attempt_at": now}, status=status)
         await self.jobs.change("homing_target", {"open_until": None})
         for gate in self.homing.jobs_lane._targets._gates.values():
-            gate.closed_until = gate.heard_until = 0.0
+            gate.closed_until = 0.0
 
     async def alert_mails(self) -> list[dict[str, Any]]:
         return await self.tables.sql(

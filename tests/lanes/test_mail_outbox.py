@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from email import message_from_bytes, policy
@@ -399,6 +400,39 @@ async def test_everything_a_mail_can_have_arrives(lane: Bench, sink: SmtpSink) -
     assert (attachment.get_filename(), attachment.get_content().strip()) == ("a.txt", "hello")
 
 
+@pytest.mark.parametrize("large", ["text_body", "html_body", "variables", "attachments"])
+async def test_what_is_large_is_read_for_the_attempt_and_arrives_whole(
+    database_url: str, sink: SmtpSink, tmp_path: Path, large: str
+) -> None:
+    folder = tmp_path / "templates" / "welcome"
+    folder.mkdir(parents=True)
+    (folder / "en.subject.txt").write_text("Hi")
+    (folder / "en.html").write_text("<p>{{ name }}</p>")
+    words = " ".join(map(str, range(20_000)))
+    given: dict[str, str | None] = {
+        "text_body": words,
+        "html_body": f"<p>{words}</p>",
+        "variables": json.dumps({"name": words}),
+        "attachments": json.dumps([{"filename": "a.txt", "content": b64encode(words.encode()).decode()}]),
+    }
+    columns: dict[str, Any] = {
+        large: given[large],
+        **({"template": "welcome"} if large == "variables" else {}),
+    }
+    async with bench(database_url, mail_url=sink.url, template_dir=str(folder.parent)) as lane:
+        await lane.insert(**columns)
+        (claim,) = await lane.outbox.claim(10)
+        assert claim.size > 65536
+        assert large == "attachments" or getattr(claim.item, large) is None
+        assert await lane.outbox.weigh(claim) >= len(words)
+        await lane.outbox.release([claim])
+        await lane.deliver()
+        (mail,) = sink.mails
+    message = message_from_bytes(mail.data, EmailMessage, policy=policy.default)
+    found = " ".join(str(part.get_content()) for part in message.walk() if not part.is_multipart())
+    assert " ".join(words.split()) in " ".join(found.split())
+
+
 async def test_a_template_with_variables_and_locale(
     database_url: str, sink: SmtpSink, tmp_path: Path
 ) -> None:
@@ -548,16 +582,16 @@ async def test_our_own_database_being_away_costs_a_mail_nothing(database_url: st
     """Files are read in the attempt; that they cannot be read then is no failure of the mail."""
     async with bench(database_url, mail_url=sink.url) as lane:
         (id,) = await lane.insert(attachments=json.dumps([{"filename": "a", "content": "aGVsbG8="}]))
-        read = lane.outbox.attachments
+        read = lane.outbox.parts
 
-        async def away(id: int) -> str | None:
+        async def away(id: int) -> None:
             raise Unreachable("gone")
 
-        lane.outbox.attachments = away  # type: ignore[method-assign]
+        lane.outbox.parts = away  # type: ignore[method-assign]
         await lane.deliver()
         row = await lane.row(id)
         assert (row["status"], row["retry_count"], row["defer_count"]) == ("queued", 0, 1)
-        lane.outbox.attachments = read  # type: ignore[method-assign]
+        lane.outbox.parts = read  # type: ignore[method-assign]
         await lane.age(id, 1000)
         await lane.deliver()
         assert (await lane.row(id))["status"] == "sent"

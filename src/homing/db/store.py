@@ -48,11 +48,13 @@ class SqlStore(Generic[Item]):
         item: Callable[[Row], Item],
         transition: Callable[[Claim[Item], Settlement], Mapping[str, Any]],
         parameters: Mapping[str, Any],
+        size: Callable[[Item], int] | None = None,
         kept_attempts: Attempts | None = None,
     ) -> None:
         self.database = database
         self._queries = queries
         self._item = item
+        self._size = size
         self._transition = transition
         #: What every query of the lane may name: owner, lease_seconds, max_attempts.
         self._parameters = parameters
@@ -144,11 +146,11 @@ class SqlStore(Generic[Item]):
     def _claims(self, rows: Sequence[Row]) -> list[Claim[Item]]:
         # RETURNING promises no order.
         ordered = sorted(rows, key=lambda row: (row["due_at"], row["id"]))
-        item = self._item
+        item, size = self._item, self._size
         return [
             Claim(
-                row["id"], row["fence"], row["attempts"], item(row), row["deferrals"], row["age"],
-                row["traceparent"],
+                row["id"], row["fence"], row["attempts"], one := item(row), row["deferrals"], row["age"],
+                row["traceparent"], 0 if size is None else size(one),
             )
             for row in ordered
         ]  # fmt: skip

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from homing.engine.flight import Flight
 from homing.engine.lane import Lane
 from homing.engine.model import Claim, Complete, Failure, Monotonic, Outcome, Rand, Retry, Settlement
 from homing.engine.policy import decide
 from homing.engine.renew import Renewer
+from homing.engine.room import Room
 from homing.engine.settle import Settler
 from homing.errors import DatabaseError
 from homing.telemetry import Telemetry, stack_trace
@@ -30,6 +32,10 @@ from homing.telemetry import Telemetry, stack_trace
 _LAST_SETTLE = 2.0
 #: A stop does not wait longer for a database that is silent.
 _LONGEST_RELEASE = 5.0
+#: The size of a large message, where the claim could only guess.
+Weigh: TypeAlias = Callable[[Claim[Any]], Awaitable[int]]
+#: With whom a large message shares what it may take of the room.
+Party: TypeAlias = Callable[[Claim[Any]], str]
 
 
 class Deliverer:
@@ -42,6 +48,9 @@ class Deliverer:
         *,
         concurrency: int,
         slots: int,
+        room: Room | None = None,
+        weigh: Weigh | None = None,
+        party: Party | None = None,
         monotonic: Monotonic = time.monotonic,
         rand: Rand = random.random,
     ) -> None:
@@ -49,6 +58,9 @@ class Deliverer:
         self._telemetry = telemetry
         self._concurrency = concurrency
         self._slots = slots
+        self._large = room or Room(sys.maxsize)
+        self._weigh = weigh
+        self._party = party
         self._monotonic = monotonic
         self._rand = rand
         self._flights: dict[int, Flight] = {}
@@ -116,7 +128,10 @@ class Deliverer:
             flight = self._waiting.popleft()
             flight.task = me
             try:
-                await self._deliver(flight)
+                if flight.claim.size:
+                    await self._deliver_large(flight)
+                else:
+                    await self._deliver(flight)
             except asyncio.CancelledError:
                 if not flight.called_off or flight.task is None:
                     raise
@@ -124,6 +139,15 @@ class Deliverer:
                 flight.task.uncancel()
             finally:
                 flight.task = None
+
+    async def _deliver_large(self, flight: Flight) -> None:
+        claim = flight.claim
+        size = claim.size
+        # A database that is away is away for the attempt, too, which tells of it.
+        with suppress(DatabaseError):
+            size = await self._weigh(claim) if self._weigh is not None else size
+        async with self._large.take(self._party(claim) if self._party else self.lane.name, size):
+            await self._deliver(flight)
 
     async def _deliver(self, flight: Flight) -> None:
         # A process that was stopped for longer than its lease finds out here, before it sends.

@@ -39,6 +39,8 @@ class Claim(Struct, Generic[Item], frozen=True, gc=False):
     age: float | None = None
     #: The trace that the message belongs to, as its producer wrote it: it may be nonsense.
     traceparent: str | None = None
+    #: Bytes that did not come with the claim, since they are many, and are read for the attempt.
+    size: int = 0
 
 
 class Failure(Struct, frozen=True, gc=False):

@@ -102,7 +102,13 @@ class Emails:
         )
         at_once = ground.mails_at_once
         line = ground.line(
-            lane, self.log, CHANNEL, concurrency=at_once, slots=prefetch, counted_as="email_log"
+            lane,
+            self.log,
+            CHANNEL,
+            concurrency=at_once,
+            slots=prefetch,
+            weigh=self.log.weigh,
+            counted_as="email_log",
         )
         consuming = Consuming(lane, line.deliverer, ground.telemetry)
         line.open_feed = lambda: Feed(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.db import Database
+from homing.engine.room import Room
 from homing.lanes.open_events.locales import PACKAGED_TEMPLATES
 from homing.lines import Line
 from homing.senders.templates import Templates
@@ -34,6 +35,12 @@ class Ground:
     owner: str = field(default_factory=_this_process)
     #: Where the API is served, once it is.
     address: str | None = None
+    #: What large messages of all lanes share.
+    room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.settings.bytes_at_once)
+        self.telemetry.room(self.room.limit, lambda: self.room.held)
 
     @property
     def base_url(self) -> str:
@@ -61,5 +68,5 @@ class Ground:
         database = options.pop("database", self.database)
         return Line(
             lane, rows, database, self.telemetry, channel=channel, concurrency=concurrency, slots=slots,
-            **options,
+            room=self.room, **options,
         )  # fmt: skip

@@ -57,7 +57,7 @@ class Jobs:
         self.store = self._open_store(targets)
         self.lane = self._open_lane(targets)
         # All that is held is under way or waits for its turn at its target: none waits behind another target.
-        self.line = self._line(self.lane, self.store)
+        self.line = self._line(self.lane, self.store, party=lambda claim: claim.item.target)
         self.processing = Processing(
             self.store,
             self.line.deliverer,
@@ -112,9 +112,11 @@ class Jobs:
             tracing=self._ground.telemetry.tracing,
         )
 
-    def _line(self, lane: Any, rows: Any) -> Line:
+    def _line(self, lane: Any, rows: Any, **options: Any) -> Line:
         slots = self._settings.jobs_batch
-        return self._ground.line(lane, rows, CHANNEL, concurrency=slots, slots=slots, database=self.database)
+        return self._ground.line(
+            lane, rows, CHANNEL, concurrency=slots, slots=slots, database=self.database, **options
+        )
 
     def _queued_letters(self) -> Callable[[Sequence[Row]], Awaitable[list[int]]] | None:
         letters = make_queued_letters(self._settings.jobs_dead_letter_url, lambda: self.broker)

@@ -41,7 +41,12 @@ class Mails:
             default_sender=settings.mail_from,
         )
         self.line = ground.line(
-            lane, self.outbox, CHANNEL, concurrency=ground.mails_at_once, slots=settings.mail_batch
+            lane,
+            self.outbox,
+            CHANNEL,
+            concurrency=ground.mails_at_once,
+            slots=settings.mail_batch,
+            weigh=self.outbox.weigh,
         )
         self.orders = MailOrders(self.outbox, ground.telemetry)
         self.dispatching = Dispatching(

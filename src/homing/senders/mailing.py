@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from homing.db import Row
 from homing.db.plain import plain
 from homing.engine.model import Delivered, Failure, Outcome, Reject, Retry
 from homing.senders.compose import Envelope, Problem, StoredMail, compose, envelope_of
@@ -24,6 +27,12 @@ class Report(Struct, frozen=True, gc=False):
     recipients: Mapping[str, Verdict] = {}
 
 
+class ClaimedMail(StoredMail, Protocol):
+    @property
+    def size(self) -> int:
+        """Other than 0 where the bodies and the variables did not come with the claim."""
+
+
 class Mailing:
     """Composes a row and sends it to those who do not have it yet."""
 
@@ -38,16 +47,18 @@ class Mailing:
     def usable(self) -> bool:
         return self._sender.usable()
 
-    async def attempt(
-        self, mail: StoredMail, read_attachments: Callable[[], Awaitable[str | None]]
-    ) -> Outcome:
+    async def attempt(self, mail: ClaimedMail, read_parts: Callable[[], Awaitable[Row | None]]) -> Outcome:
         envelope = envelope_of(mail)
         if isinstance(envelope, Problem):
             return _refusal(envelope)
         if not envelope.open:
             return conclude(envelope, envelope.verdicts, None)
-        attachments = await read_attachments() if mail.has_attachments else None
-        given = (mail, envelope, self._templates, self._default_sender, attachments)
+        whole, attachments = mail, None
+        if (mail.size or mail.has_attachments) and (parts := await read_parts()) is not None:
+            attachments = parts["attachments"]
+            bodies = {name: parts[name] for name in ("text_body", "html_body", "variables")}
+            whole = replace(mail, **bodies)  # type: ignore[type-var]  # both lanes have a Struct
+        given = (whole, envelope, self._templates, self._default_sender, attachments)
         try:
             message = compose(*given, hurried=True)
         except TakesLong:

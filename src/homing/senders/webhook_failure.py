@@ -15,6 +15,8 @@ from homing.senders.webhook_answer import harmless
 
 #: Seconds for a connection, TLS included.
 CONNECT_TIMEOUT = 5.0
+#: So begins what is said of a time-out before anything was sent.
+NO_CONNECTION = "no connection"
 
 
 class Failure(Struct, frozen=True):
@@ -34,7 +36,7 @@ UNWRITABLE = Failure(
 
 
 def no_connection(seconds: float) -> Failure:
-    return Failure("timeout", f"no connection within {seconds:g} s")
+    return Failure("timeout", f"{NO_CONNECTION} within {seconds:g} s")
 
 
 def too_late(seconds: float, *, answered: bool) -> Failure:

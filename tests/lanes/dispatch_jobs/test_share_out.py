@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.model.virtual_time import VirtualLoop, run_virtually
 
-from homing.lanes.dispatch_jobs.target import LONGEST_TURN, Gate, Standing, Targets, Wish, fill
+from homing.lanes.dispatch_jobs.target import LONGEST_TURN, Gate, Standing, Targets, Wish, endpoint_of, fill
 
 # ── fill ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -172,24 +172,41 @@ def test_a_target_is_slow_while_it_keeps_somebody_waiting_and_after_it_did() -> 
 def test_idle_targets_are_forgotten_when_there_are_very_many_and_pauses_are_not() -> None:
     targets = Targets(slots=10, connections=2, monotonic=lambda: NOW)
     targets.forget_above = 50
-    targets.close("paused", 60)
+    targets.follow([Standing("paused", due=True, in_flight=0, ours=0, closed_for=60.0)])
     for n in range(500):
         targets.gate(f"t{n}")
+        targets.close("t", f"https://t.example/{n}", 60)
     assert len(targets._gates) <= 51
+    assert len(targets._closings) <= 51
     assert targets.closed_for("paused") == 60
+    assert targets.admit("t", "https://t.example/499") == 60
 
 
-def test_what_a_target_said_counts_before_the_table_knows_and_then_the_table_does() -> None:
+def test_what_an_endpoint_said_counts_before_the_table_knows_and_then_the_table_does() -> None:
     now = 0.0
     targets = Targets(slots=10, connections=2, monotonic=lambda: now)
-    said = Standing("t", due=True, in_flight=0, ours=0)
-    assert targets.close("t", 60)
-    assert not targets.close("t", 60), "it is closed already"
+    url = "https://t.example/a"
+    said = Standing("t", due=True, in_flight=0, ours=0, endpoint=endpoint_of(url))
+    assert targets.close("t", url, 60)
+    assert not targets.close("t", url, 60), "it is closed already"
     targets.follow([said])
-    assert targets.share_out(10, [said]) == {}, "the table has not heard of it yet"
+    assert targets.admit("t", url) == 60, "the table has not heard of it yet"
+    assert targets.admit("t", "https://t.example/b") == 0
+    assert targets.share_out(10, [said]) == {"t": 2}
     now = 4.0
     targets.follow([said])
-    assert targets.share_out(10, [said]) == {"t": 2}, "somebody has opened it again"
+    assert targets.admit("t", url) == 0, "somebody has opened it again"
+    targets.follow([replace(said, endpoint_closed_for=30.0)])
+    assert targets.admit("t", f"{url}?x=1") == 30
+    now = 35.0
+    assert [targets.admit("t", url) > 0 for _ in range(3)] == [False, True, True], "one tries"
+    targets.is_well("t", url)
+    assert targets.admit("t", url) == 0
+
+
+def test_a_target_is_closed_and_opened_as_the_table_says() -> None:
+    targets = Targets(slots=10, connections=2, monotonic=lambda: NOW)
+    said = Standing("t", due=True, in_flight=0, ours=0)
     targets.follow([replace(said, closed_for=30.0)])
     assert targets.closed_for("t") == 30.0
     assert targets.share_out(10, [said]) == {}

@@ -18,14 +18,18 @@ from homing.db import instant, iso
 from homing.engine.model import Claim, Complete, Failure, RetryIn, Settlement
 from homing.lanes.dispatch_jobs import jobs as jobs_module
 from homing.lanes.dispatch_jobs.job import Job, Report
-from homing.lanes.dispatch_jobs.target import target_of
+from homing.lanes.dispatch_jobs.target import SEVERAL, endpoint_of, target_of
 from homing.lanes.dispatch_jobs.tsid import time_of
 from homing.lanes.dispatch_jobs.view import waiting_for
 from homing.testing.http_sink import Answer, HttpSink, SinkRequest
 
 URL = "https://partner.example/hooks"
 TARGET = "https://partner.example:443"
-FAILED = RetryIn(0.0, Failure("http_500", "HTTP 500"), report=Report(0.01, 500, "", {}, target_failed=True))
+FAILED = RetryIn(
+    0.0,
+    Failure("connect_error", "cannot connect"),
+    report=Report(0.01, target_failed=True, unreachable=True),
+)
 SUCCEEDED = Complete(Report(0.01, 200, "", {}, target_failed=False))
 #: The job's own fault, or the receiver's for this job alone: it says that the target is there.
 REFUSED = RetryIn(0.0, Failure("http_404", "HTTP 404"), report=Report(0.01, 404, "", {}, target_failed=False))
@@ -71,7 +75,7 @@ async def test_failures_in_a_row_open_the_breaker_whoever_had_them(stores: list[
     assert (await stores[0].target(TARGET))["open_until"] is None, "five are not six"
     await attempted(stores[3], FAILED, 1)
     row = await stores[0].target(TARGET)
-    assert (row["failures"], row["last_error"]) == (6, "HTTP 500")
+    assert (row["failures"], row["last_error"]) == (6, "cannot connect")
     assert 10 < await open_for(stores[0]) <= 20
     assert await claim_at_once(stores) == []
 
@@ -108,7 +112,7 @@ async def test_jobs_of_an_open_breaker_wait_uncharged_and_say_why(stores: list[J
     held = waiting_for(row)
     assert held is not None
     assert held.reason == "breaker_open"
-    assert "HTTP 500" in held.message
+    assert "cannot connect" in held.message
     assert held.until == iso(row["open_until"])
     (other,) = await stores[1].create("https://other.example/")
     assert [c.id for c in await claim_at_once(stores)] == [other]
@@ -182,6 +186,163 @@ async def test_a_receiver_that_breaks_and_comes_back(database_url: str) -> None:
         async with working(benches):
             await eventually(all_done)
         await benches[0].attempts_add_up()
+
+
+# ── one endpoint and its neighbours ──────────────────────────────────────────────────────────────
+
+
+class Endpoints:
+    """A receiver that answers each path in its own way, 200 where nothing else is said."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers = {f"/{name}": answer for name, answer in answers.items()}
+        self.asked: list[str] = []
+
+    def __call__(self, request: SinkRequest) -> Answer:
+        path = request.path.partition("?")[0]
+        self.asked.append(path)
+        return self.answers.get(path, Answer())
+
+
+BROKEN = Answer(status=500)
+AN_HOUR = Answer(status=429, headers=(("Retry-After", "3600"),))
+
+
+async def paused_for(store: JobBench, target: str) -> float:
+    row = await store.target(target)
+    until, now = instant(row["paused_until"]), instant(row["now"])
+    assert until is not None
+    assert now is not None
+    return (until - now).total_seconds()
+
+
+async def test_a_path_that_fails_holds_back_its_own_jobs_only(database_url: str) -> None:
+    """Fourteen failures of one customer, and another one's job goes out as if nothing had happened."""
+    endpoints = Endpoints(a=BROKEN)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 2) as benches:
+        failing = await benches[0].create(f"{sink.url}/a?page=1", 14, max_retries=10)
+        await benches[0].run_batch()
+        row = await benches[0].target(sink.url)
+        assert (row["failures"], row["open_until"], row["paused_until"]) == (14, None, None)
+        for bench in benches:
+            ids = await bench.create(f"{sink.url}/b", 3)
+            await bench.run_batch()
+            assert await bench.states(ids) == ["COMPLETED"] * 3
+        assert set(await benches[0].states(failing)) == {"FAILED"}
+        assert waiting_for(await benches[0].row(failing[0])).reason == "retry"  # type: ignore[union-attr]  # it waits
+
+
+async def test_a_path_that_asks_for_an_hour_holds_back_its_own_jobs_only(database_url: str) -> None:
+    endpoints = Endpoints(a=AN_HOUR)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 2) as benches:
+        (asked,) = await benches[0].create(f"{sink.url}/a")
+        await benches[0].run_batch()
+        row = await benches[0].row(asked)
+        wait = (instant(row["next_attempt_at"]) - instant(row["now"])).total_seconds()  # type: ignore[operator]  # both are there
+        assert 3500 < wait <= 3600
+        for bench in benches:
+            others = await bench.create(f"{sink.url}/b", 2)
+            own = await bench.create(f"{sink.url}/a?again", 2)
+            await bench.run_batch()
+            assert await bench.states(others) == ["COMPLETED"] * 2
+            assert await bench.states(own) == ["PENDING"] * 2, "uncharged, without another request"
+        assert endpoints.asked.count("/a") == 1
+        await benches[1].jobs.run("resume_target", target=sink.url)
+        endpoints.answers.clear()
+        for bench in benches:
+            bench.forget_targets()
+        await benches[1].make_due()
+        await benches[1].run_batch()
+        assert await benches[1].states([asked, *own]) == ["COMPLETED"] * 3, "who resumes means all of it"
+
+
+async def test_an_endpoint_that_keeps_failing_is_left_alone_by_all_processes(database_url: str) -> None:
+    """As long as it is the only one, its jobs wait uncharged, then one tries; the breaker stays closed."""
+    endpoints = Endpoints(a=BROKEN)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 2, **BREAKING) as benches:
+        await benches[0].create(f"{sink.url}/a", 30, max_retries=10)
+        await benches[0].run_batch(6)
+        for bench in benches:
+            await bench.run_batch(20)
+        assert endpoints.asked == ["/a"] * 6
+        row = await benches[0].target(sink.url)
+        assert (row["endpoint"], row["open_until"]) == (endpoint_of(f"{sink.url}/a"), None)
+        for cooldown in (40, 60, 60):
+            asked = len(endpoints.asked)
+            await benches[0].pass_time(61)
+            benches[1].forget_targets()
+            await benches[0].make_due()
+            await benches[0].run_batch(20)
+            assert len(endpoints.asked) == asked + 1, "one tries"
+            row = await benches[0].target(sink.url)
+            left = (instant(row["endpoint_until"]) - instant(row["now"])).total_seconds()  # type: ignore[operator]  # both are there
+            assert cooldown - 10 < left <= cooldown
+        endpoints.answers.clear()
+        for bench in benches:
+            await bench.pass_time(301)
+        await benches[0].make_due()
+        await benches[0].run_batch(1)
+        row = await benches[0].target(sink.url)
+        assert (row["failures"], row["endpoint"], row["endpoint_until"]) == (0, None, None)
+        await benches[0].run_until_idle()
+        await benches[0].attempts_add_up()
+
+
+async def test_two_endpoints_that_fail_open_the_breaker_of_all(database_url: str) -> None:
+    endpoints = Endpoints(a=BROKEN, b=BROKEN)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 2, **BREAKING) as benches:
+        await benches[0].create(f"{sink.url}/a", 5)
+        await benches[0].run_batch()
+        await benches[1].create(f"{sink.url}/b", 1)
+        await benches[1].run_batch()
+        row = await benches[0].target(sink.url)
+        assert (row["failures"], row["endpoint"]) == (6, SEVERAL)
+        assert row["open_until"] is not None
+        (other,) = await benches[0].create(f"{sink.url}/c")
+        await benches[0].run_batch()
+        assert await benches[0].states([other]) == ["PENDING"]
+
+
+async def test_a_success_between_the_failures_of_two_keeps_the_breaker_closed(database_url: str) -> None:
+    endpoints = Endpoints(a=BROKEN, b=BROKEN)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 2, **BREAKING) as benches:
+        for number, path in enumerate("acbcacbc"):
+            await benches[number % 2].create(f"{sink.url}/{path}", 1 if path == "c" else 5)
+            await benches[number % 2].run_batch()
+        assert (await benches[0].target(sink.url))["open_until"] is None
+
+
+@pytest.mark.parametrize("well", [True, False])
+async def test_two_endpoints_that_ask_for_an_hour_pause_all_for_less_while_others_answer(
+    database_url: str, *, well: bool
+) -> None:
+    endpoints = Endpoints(a=AN_HOUR, b=AN_HOUR)
+    async with HttpSink(endpoints) as sink, job_bench(database_url) as lane:
+        if well:
+            await lane.create(f"{sink.url}/c")
+            await lane.run_batch()
+        for path in "ab":
+            await lane.create(f"{sink.url}/{path}")
+            await lane.run_batch()
+        seconds = await paused_for(lane, sink.url)
+        assert 50 < seconds <= 60 if well else 3500 < seconds <= 3600
+
+
+async def test_who_answered_longer_than_five_minutes_ago_does_not_shorten_a_pause(database_url: str) -> None:
+    endpoints = Endpoints(a=AN_HOUR, b=AN_HOUR)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 2) as benches:
+        for path in "aca":
+            await benches[0].create(f"{sink.url}/{path}")
+            await benches[0].run_batch()
+            await benches[0].pass_time(3601 if path == "a" else 301)
+        await benches[1].create(f"{sink.url}/b")
+        await benches[1].run_batch()
+        assert await paused_for(benches[1], sink.url) > 3500
+
+
+def test_an_endpoint_is_a_url_without_its_query() -> None:
+    assert endpoint_of("https://a.example/x?token=1") == endpoint_of("https://a.example/x#y")
+    assert endpoint_of("https://a.example/x") != endpoint_of("https://a.example/y")
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import aio_pika
@@ -148,6 +150,19 @@ async def test_everything_a_mail_can_have_arrives(lane: EmailBench) -> None:
     assert message.recipients == ("ann@example.org", "bo@example.org", "cy@example.org")
     assert (message.sender, message.reply_to) == ("Shop <orders@example.com>", ("help@example.com",))
     assert (message.text, message.html, message.headers) == ("Hello.", "<p>Hello</p>", (("X-Order", "42"),))
+
+
+@pytest.mark.parametrize("large", ["body", "html_body", "attachments"])
+async def test_what_is_large_is_read_for_the_attempt_and_arrives_whole(lane: EmailBench, large: str) -> None:
+    words = " ".join(map(str, range(20_000)))
+    file = {"filename": "a.txt", "content": b64encode(words.encode()).decode()}
+    given = {"body": words, "html_body": f"<p>{words}</p>", "attachments": json.dumps([file])}
+    columns: dict[str, Any] = {large: given[large]}
+    await lane.insert(**columns)
+    await lane.deliver()
+    (message,) = lane.sender.messages
+    found = [message.text, message.html, *(file.content.decode() for file in message.attachments)]
+    assert any(words in str(part) for part in found if part)
 
 
 async def test_a_key_gives_back_its_first_email_or_says_that_it_is_another(lane: EmailBench) -> None:

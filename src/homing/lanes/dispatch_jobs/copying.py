@@ -44,7 +44,7 @@ CREDENTIALS = (
 )  # fmt: skip
 TARGET = (
     "target", "max_concurrency", "rate_per_second", "tokens", "tokens_at", "paused_until", "pause_reason",
-    "failures", "open_until", "cooldown", "last_error", "updated_at",
+    "failures", "open_until", "cooldown", "last_error", "updated_at", "endpoint", "endpoint_until", "well_at",
 )  # fmt: skip
 _SET_BY_PEOPLE = ("target", "max_concurrency", "rate_per_second", "paused_until", "pause_reason")
 _FLAGS = frozenset({"has_headers", "ready", "queued", "dead_letter_sent", "unknown"})

@@ -30,7 +30,8 @@ class Job(Struct, frozen=True, gc=False):
     expired: bool | int | None
     target: str
     target_url: str
-    payload: str
+    #: None when it is large: then it is read for the attempt.
+    payload: str | None
     payload_content_type: str
     credentials_id: int | None
     max_retries: int
@@ -45,6 +46,8 @@ class Job(Struct, frozen=True, gc=False):
     #: What other tracing systems want to know beside the claim's `traceparent`.
     tracestate: str | None = None
     protocol: str = PROTOCOL
+    #: Bytes of a payload that is large, else 0.
+    size: int = 0
 
 
 _ENGINE_COLUMNS = 6
@@ -109,6 +112,8 @@ class Report(Struct, frozen=True, gc=False):
     target_failed: bool | None = None
     #: Seconds that the target asked everybody to wait.
     pause: float = 0.0
+    #: There was not even a connection: that says the same of all URLs of the target.
+    unreachable: bool = False
 
 
 read_headers = msgspec.json.Decoder(list[tuple[str, str]]).decode

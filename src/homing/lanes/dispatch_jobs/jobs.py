@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -29,7 +30,7 @@ from homing.engine.model import (
 )
 from homing.errors import DatabaseError, Refused
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
-from homing.lanes.dispatch_jobs.target import Standing, Targets
+from homing.lanes.dispatch_jobs.target import SEVERAL, Standing, Targets, endpoint_of
 from homing.telemetry import Telemetry
 
 CHANNEL = "homing_dispatch_job"
@@ -53,6 +54,8 @@ class Breaking(Struct, frozen=True):
     threshold: int = 10
     cooldown: float = 5.0
     longest_cooldown: float = 300.0
+    #: A pause that several of a target's endpoints ask for is no longer than this while others answer.
+    shorter_pause: float = 60.0
 
 
 class Ordered(Struct, frozen=True):
@@ -68,9 +71,14 @@ class Verdict(Struct, frozen=True):
     """What an attempt said of its target."""
 
     target: str
+    #: Of which of its endpoints.
+    endpoint: str
     failed: bool | None
     pause: float
+    unreachable: bool
     error: str | None
+    #: Seconds since any of them was well.
+    well_age: float | None
 
 
 class Holdings:
@@ -115,6 +123,7 @@ class DispatchJobs(SqlStore[Job]):
             database,
             load_queries(__package__ or "", database.dialect),
             item=job_of,
+            size=attrgetter("size"),
             transition=transition,
             parameters={
                 "owner": owner,
@@ -136,6 +145,8 @@ class DispatchJobs(SqlStore[Job]):
         self._seen_up_to = ""
         #: Targets that failed, until a success was written down: only of these is one worth it.
         self._failing: set[str] = set()
+        #: By target the one endpoint that is left alone, until its success was written down.
+        self._left_alone: dict[str, str] = {}
         #: Targets whose breaker is open, as far as we were told.
         self._open: set[str] = set()
         # On their own: jobs that go well do not wait for what is to be said of targets that do not.
@@ -178,8 +189,16 @@ class DispatchJobs(SqlStore[Job]):
             Standing(target, due=False, in_flight=count, ours=count) for target, count in held.items()
         ]
         self._failing |= {s.target for s in standings if s.failures}
-        self._targets.follow(standings)
+        self._follow(standings)
         return standings
+
+    def _follow(self, standings: Sequence[Standing]) -> None:
+        for standing in standings:
+            if standing.endpoint is not None and standing.endpoint_closed_for is not None:
+                self._left_alone[standing.target] = standing.endpoint
+            elif self._left_alone:
+                self._left_alone.pop(standing.target, None)
+        self._targets.follow(standings)
 
     async def _claim(self, shares: Mapping[str, int], *, locked: bool) -> list[Claim[Job]]:
         given = [{"target": target, "slots": slots} for target, slots in shares.items()]
@@ -284,8 +303,27 @@ class DispatchJobs(SqlStore[Job]):
             target = claim.item.target
             if report.target_failed:
                 self._failing.add(target)
-            if report.pause or (report.target_failed is not None and target in self._failing):
-                self._verdicts.put(Verdict(target, report.target_failed, report.pause, _words(settlement)))
+            if report.pause or self._is_worth_writing(claim.item, report):
+                self._verdicts.put(self._verdict(claim.item, report, _words(settlement)))
+
+    def _is_worth_writing(self, job: Job, report: Report) -> bool:
+        if report.target_failed is None:
+            return False
+        if job.target in self._failing:
+            return True
+        alone = self._left_alone.get(job.target)
+        return alone is not None and alone == endpoint_of(job.target_url)
+
+    def _verdict(self, job: Job, report: Report, error: str | None) -> Verdict:
+        return Verdict(
+            job.target,
+            endpoint_of(job.target_url),
+            report.target_failed,
+            report.pause,
+            report.unreachable,
+            error,
+            self._targets.well_age(job.target),
+        )
 
     async def _judge(self, verdicts: Sequence[Verdict]) -> None:
         sums = _sums(verdicts)
@@ -298,7 +336,9 @@ class DispatchJobs(SqlStore[Job]):
             self._telemetry.log.warning("targets.unjudged", error=str(error))
         else:
             self._failing -= {s["target"] for s in sums if s["succeeded"] and not s["failures"]}
-            self._note_open({row["target"]: bool(row["open"]) for row in results["judge_targets"]})
+            rows = results["judge_targets"]
+            self._note_open({row["target"]: bool(row["open"]) for row in rows})
+            self._follow([_judged(row) for row in rows])
 
     def _note_open(self, judged: Mapping[str, bool]) -> None:
         for target, is_open in judged.items():
@@ -405,6 +445,11 @@ class DispatchJobs(SqlStore[Job]):
     async def attempts(self, id: int) -> Sequence[Row]:
         return await self.run("attempts", id=id)
 
+    async def payload(self, id: int) -> str | None:
+        """Of a job that was claimed without it."""
+        rows = await self.run("payload", id=id)
+        return rows[0]["payload"] if rows else None
+
     async def counts(self) -> dict[str, int]:
         return by_state(await self.run("counts"), STATES, rest="COMPLETED")
 
@@ -462,6 +507,21 @@ def _standing(row: Row, ours: int) -> Standing:
         row["rate_per_second"],
         row["failures"],
         row["closed_for"] or 0.0,
+        row["endpoint"],
+        row["endpoint_closed_for"],
+    )
+
+
+def _judged(row: Row) -> Standing:
+    """What is known of a target when it was judged, and nothing of its jobs."""
+    return Standing(
+        row["target"],
+        due=False,
+        in_flight=0,
+        ours=0,
+        closed_for=row["closed_for"] or 0.0,
+        endpoint=row["endpoint"],
+        endpoint_closed_for=row["endpoint_closed_for"],
     )
 
 
@@ -569,20 +629,28 @@ def _attempt(status: str, report: Report | None) -> dict[str, Any]:
 
 
 def _sums(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
-    """By target: failures since its last success, and the longest pause."""
+    """By target: failures since its last success, of which endpoint, and the longest pause since."""
     found: dict[str, dict[str, Any]] = {}
     for verdict in verdicts:
-        empty = {"target": verdict.target, "succeeded": False, "failures": 0, "pause": 0.0, "error": None}
+        empty = {
+            "target": verdict.target, "succeeded": False, "failures": 0, "pause": 0.0, "error": None,
+            "endpoint": None, "well": [], "well_age": None,
+        }  # fmt: skip
         _add(found.setdefault(verdict.target, empty), verdict)
     return sorted(found.values(), key=lambda one: str(one["target"]))
 
 
 def _add(one: dict[str, Any], verdict: Verdict) -> None:
-    if verdict.failed:
+    if verdict.failed is False:
+        # Who asked for a pause before has it already, in the process that heard it.
+        one.update(succeeded=True, failures=0, pause=0.0, endpoint=None, well_age=0.0)
+        one["well"].append(verdict.endpoint)
+    elif verdict.failed:
         one["failures"] += 1
         one["error"] = verdict.error
-    elif verdict.failed is False:
-        one.update(succeeded=True, failures=0)
+        is_new = one["endpoint"] not in {None, verdict.endpoint}
+        one["endpoint"] = SEVERAL if is_new or verdict.unreachable else verdict.endpoint
+        one["well_age"] = min((a for a in (one["well_age"], verdict.well_age) if a is not None), default=None)
     if verdict.pause > one["pause"]:
         one.update(pause=verdict.pause, error=verdict.error)
 

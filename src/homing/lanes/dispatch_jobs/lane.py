@@ -31,6 +31,7 @@ from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.senders.webhook import WebhookRequest, WebhookResult, WebhookSender
+from homing.senders.webhook_failure import NO_CONNECTION
 from homing.tracing import TRACEPARENT, Tracing
 
 _TEST_EVENT = '{"type":"homing.test","data":{"message":"A test event: nothing has happened."}}'
@@ -43,6 +44,8 @@ _WORTH_REPEATING = frozenset({408, 425, 429})
 _ASKS_TO_WAIT = frozenset({429, 503})
 #: Nothing that the target did.
 _OUR_OWN = frozenset({"egress_refused", "invalid_url", "invalid_request"})
+#: Beside a time-out before there was a connection.
+_NO_CONNECTION = frozenset({"dns_error", "connect_error", "tls_error"})
 #: No other attempt would go out differently.
 _NEVER_SENT = frozenset({"invalid_url", "invalid_request"})
 #: Waiting for a paused target is free however often: half-open probes are charged, so it comes to an end.
@@ -133,7 +136,7 @@ class DispatchJobsLane:
             return Retry(_BUSY, charged=False)
         seconds = None
         try:
-            if (wait := gate.closed_until - self._monotonic()) > 0:
+            if (wait := self._targets.admit(job.target, job.target_url)) > 0:
                 return Retry(_CLOSED, after=wait, charged=False)
             request = await self._request(claim)
             if isinstance(request, Failure):
@@ -171,7 +174,10 @@ class DispatchJobsLane:
 
     async def _request(self, claim: Claim[Job]) -> WebhookRequest | Failure:
         job = claim.item
-        body = job.payload.encode()
+        payload = await self.store.payload(claim.id) if job.payload is None else job.payload
+        if payload is None:
+            return Failure("job_missing", "the job was deleted")
+        body = payload.encode()
         headers = [("Content-Type", job.payload_content_type)]
         if job.headers is not None:
             given = read_headers(job.headers)
@@ -222,12 +228,14 @@ class DispatchJobsLane:
     def _conclude(self, job: Job, result: WebhookResult) -> Outcome:
         wait = result.retry_after if result.status in _ASKS_TO_WAIT else None
         if not wait:
+            if _target_failed(result) is False:
+                self._targets.is_well(job.target, job.target_url)
             return conclude(result, reject_4xx=self._reject_4xx)
         failure = _failure(result)
-        if self._targets.close(job.target, wait):
+        if self._targets.close(job.target, job.target_url, wait):
             return Retry(failure, after=wait, report=_report(result, pause=wait))
         # Others have paid for this pause already.
-        return Retry(failure, after=self._targets.closed_for(job.target), charged=False)
+        return Retry(failure, after=wait, charged=False)
 
     def describe(self, claim: Claim[Job], settlement: Settlement | None) -> Mapping[str, Any]:
         report = getattr(settlement, "report", None)
@@ -293,6 +301,7 @@ def _report(result: WebhookResult, pause: float = 0.0) -> Report:
         result.unknown,
         _target_failed(result),
         pause,
+        _is_unreachable(result),
     )
 
 
@@ -301,3 +310,10 @@ def _target_failed(result: WebhookResult) -> bool | None:
     if result.error_code is not None:
         return None if result.error_code in _OUR_OWN else True
     return result.status is None or result.status >= 500 or result.status == 429
+
+
+def _is_unreachable(result: WebhookResult) -> bool:
+    """Whether it failed before anybody could see the URL."""
+    if result.error_code == "timeout":
+        return result.status is None and result.message.startswith(NO_CONNECTION)
+    return result.error_code in _NO_CONNECTION

@@ -49,6 +49,6 @@ async def latest(jobs: DispatchJobs, count: int) -> list[JobSummary]:
 
 
 async def held_targets(jobs: DispatchJobs) -> Sequence[TargetView]:
-    """Targets that are paused or whose breaker is open, half or whole: their jobs wait."""
+    """Targets that are paused or whose breaker is open, half or whole, or where one URL keeps failing."""
     rows = await jobs.run("held_targets", most=MOST_HELD_BACK)
     return [target_view(row) for row in rows]

@@ -24,6 +24,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_claims: (
         "due_targets", "oldest_due", "held_back", "oldest_claimable", "lock_targets", "claim",
         "claim_one", "lock_target_of", "claim_these", "claim_one_limited", "hold_up", "claim_lost",
+        "payload",
     ),
     mongo_settles: ("settle", "confirm", "renew", "release", "rescue", "lock_jobs", "record_late"),
     mongo_groups: ("lock_groups", "promote", "stuck_groups", "ordered_groups", "group_head"),

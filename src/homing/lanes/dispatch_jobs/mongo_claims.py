@@ -49,7 +49,13 @@ _ALSO_READ = (
     "updated_at", "ordering", "group_id", "type", "source", "headers", "created_at", "scheduled_for",
     "traceparent", "tracestate", "protocol",
 )  # fmt: skip
-_READ_FOR_CLAIM = dict.fromkeys((*_AS_CLAIMED, *_ALSO_READ), 1)
+_BYTES = {"$strLenBytes": "$payload"}
+_READ_FOR_CLAIM: Mapping[str, Any] = {
+    **dict.fromkeys((*_AS_CLAIMED, *_ALSO_READ), 1),
+    # What is large is read for the attempt.
+    "payload": {"$cond": [{"$lte": [_BYTES, 16384]}, "$payload", None]},
+    "size": {"$cond": [{"$lte": [_BYTES, 16384]}, 0, _BYTES]},
+}
 
 
 # ── standings ────────────────────────────────────────────────────────────────────────────────────
@@ -100,6 +106,8 @@ def _standing(
         "rate_per_second": known.get("rate_per_second"),
         "failures": known.get("failures", 0),
         "closed_for": seconds_between(max(closed, default=None), now),
+        "endpoint": known.get("endpoint"),
+        "endpoint_closed_for": seconds_between(known.get("endpoint_until"), now),
     }
 
 
@@ -339,7 +347,12 @@ def _claimed(document: Document) -> dict[str, Any]:
         "headers": header_pairs(document),
         "tracestate": document.get("tracestate"),
         "protocol": document["protocol"],
+        "size": document["size"],
     }
+
+
+async def payload(session: Session, given: Given) -> list[Columns]:
+    return rows(await session.find(JOBS, {"_id": given["id"]}, {"payload": 1}))
 
 
 def _age(document: Document) -> float:

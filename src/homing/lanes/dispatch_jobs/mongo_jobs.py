@@ -330,7 +330,7 @@ async def dead_letters(session: Session, given: Given) -> list[Columns]:
     found = await session.find(
         JOBS,
         dead,
-        {"attempts": 0},
+        {"attempts": 0, "payload": 0},
         sort={"updated_at": 1},
         limit=given["limit"],
         hint="homing_job_dead_letter",

@@ -10,8 +10,8 @@ from homing.lanes.dispatch_jobs.mongo_documents import JOBS, OPEN, TARGETS, Give
 
 _COUNTED = 1000
 _COLUMNS = (
-    "max_concurrency", "rate_per_second", "paused_until", "pause_reason", "open_until", "last_error",
-    "updated_at",
+    "max_concurrency", "rate_per_second", "paused_until", "pause_reason", "open_until", "endpoint_until",
+    "last_error", "updated_at",
 )  # fmt: skip
 
 

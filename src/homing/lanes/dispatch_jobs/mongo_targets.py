@@ -16,12 +16,15 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     decoded,
     exactly,
     rows,
+    seconds_between,
     server_time,
 )
+from homing.lanes.dispatch_jobs.target import SEVERAL
 
 _COLUMNS = (
     "target", "max_concurrency", "rate_per_second", "tokens", "tokens_at", "paused_until", "pause_reason",
-    "failures", "open_until", "cooldown", "last_error", "updated_at", "now",
+    "failures", "open_until", "cooldown", "last_error", "updated_at", "endpoint", "endpoint_until", "well_at",
+    "now",
 )  # fmt: skip
 #: What one has of whom nothing is known.
 _AT_FIRST: Mapping[str, Any] = {
@@ -41,11 +44,7 @@ async def note_targets(session: Session, given: Given) -> list[Columns]:
 
 
 async def judge_targets(session: Session, given: Given) -> list[Columns]:
-    """What attempts said of their targets, all of a flush at once.
-
-    `failures` are those in a row after the last success. A success closes the breaker; enough failures open
-    it, and so does a failed probe, for longer each time. A pause is what the target itself asked for.
-    """
+    """What attempts said of their targets, all of a flush at once; see `judge_targets` of PostgreSQL."""
     said = {one["target"]: one for one in decoded(given["verdicts"])}
     held = await session.find(TARGETS, {"_id": {"$in": list(said)}})
     now = await server_time(session)
@@ -53,7 +52,15 @@ async def judge_targets(session: Session, given: Given) -> list[Columns]:
     changes = [({"_id": target}, [{"$set": _written(sets)}]) for target, sets in judged.items()]
     await session.update_each(TARGETS, changes)
     return rows(
-        {"target": target, "open": sets["open_until"] is not None and sets["open_until"] > now}
+        {
+            "target": target,
+            "open": sets["open_until"] is not None and sets["open_until"] > now,
+            "endpoint": sets["endpoint"],
+            "endpoint_closed_for": seconds_between(sets["endpoint_until"], now),
+            "closed_for": seconds_between(
+                max((at for name in ("paused_until", "open_until") if (at := sets[name])), default=None), now
+            ),
+        }
         for target, sets in judged.items()
     )
 
@@ -62,25 +69,61 @@ def _judged(held: Document, said: Mapping[str, Any], given: Given, now: datetime
     closes = said["succeeded"]
     in_a_row = (0 if closes else held["failures"]) + said["failures"]
     open_before = None if closes else held.get("open_until")
-    cooldown = min(max(0 if closes else held["cooldown"] * 2, given["cooldown"]), given["longest_cooldown"])
-    is_enough = in_a_row >= given["threshold"] if open_before is None else open_before <= now
-    opens = said["failures"] > 0 and is_enough
-    kept = 0 if open_before is None else held["cooldown"]
+    cooldown_before = 0 if closes else held["cooldown"]
+    cooldown = min(max(cooldown_before * 2, given["cooldown"]), given["longest_cooldown"])
+    failing, endpoint, kept_until = _endpoints(held, said)
+    before = open_before if failing == SEVERAL else kept_until if cooldown_before > 0 else None
+    opens = said["failures"] > 0 and (in_a_row >= given["threshold"] if before is None else before <= now)
+    until = now + timedelta(seconds=cooldown) if opens else None
+    well_at = _latest(held.get("well_at"), _ago(said["well_age"], now))
     return {
         "failures": in_a_row,
-        "open_until": now + timedelta(seconds=cooldown) if opens else open_before,
-        "cooldown": cooldown if opens else kept,
+        "open_until": until if until and failing == SEVERAL else open_before,
+        "cooldown": cooldown if opens else cooldown_before,
         "last_error": said["error"] or held.get("last_error"),
         "updated_at": now,
-        **_paused(held, said, now),
+        "endpoint": endpoint,
+        "endpoint_until": None
+        if failing == SEVERAL
+        else _latest(kept_until, until, now + timedelta(seconds=said["pause"]) if said["pause"] else None),
+        "well_at": well_at,
+        **_paused(held, said, given, now, by_several=failing == SEVERAL, well_at=well_at),
     }
 
 
-def _paused(held: Document, said: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+def _endpoints(held: Document, said: Mapping[str, Any]) -> tuple[str | None, str | None, datetime | None]:
+    """Of which the failures are; which is remembered; until when that one is left alone already."""
+    before, failing = held.get("endpoint"), said["endpoint"]
+    if failing and before and failing != before and held["failures"] and not said["succeeded"]:
+        failing = SEVERAL
+    is_well = before in said["well"]
+    kept = None if before == SEVERAL or is_well else before
+    kept_until = held.get("endpoint_until") if not is_well and (failing or before) == before else None
+    return failing, failing or kept, kept_until
+
+
+def _latest(*times: datetime | None) -> datetime | None:
+    return max((time for time in times if time is not None), default=None)
+
+
+def _ago(seconds: float | None, now: datetime) -> datetime | None:
+    return None if seconds is None else now - timedelta(seconds=seconds)
+
+
+def _paused(
+    held: Document,
+    said: Mapping[str, Any],
+    given: Given,
+    now: datetime,
+    *,
+    by_several: bool,
+    well_at: datetime | None,
+) -> dict[str, Any]:
     until, reason = held.get("paused_until"), held.get("pause_reason")
-    if said["pause"] > 0:
-        asked = now + timedelta(seconds=said["pause"])
-        until, reason = max(until or asked, asked), said["error"]
+    if said["pause"] > 0 and by_several:
+        others_are_well = well_at is not None and well_at > now - timedelta(minutes=5)
+        seconds = min(said["pause"], given["shorter_pause"]) if others_are_well else said["pause"]
+        until, reason = _latest(until, now + timedelta(seconds=seconds)), said["error"]
     return {"paused_until": until, "pause_reason": reason}
 
 
@@ -133,7 +176,7 @@ async def _change(session: Session, target: str, sets: Mapping[str, Any]) -> lis
 
 async def resume_target(session: Session, given: Given) -> list[Columns]:
     """Also closes the breaker: whoever resumes a target says that it is well."""
-    gone = dict.fromkeys(("paused_until", "pause_reason", "open_until"), GONE)
+    gone = dict.fromkeys(("paused_until", "pause_reason", "open_until", "endpoint_until"), GONE)
     sets = {**gone, "cooldown": 0, "failures": 0, "updated_at": NOW}
     found = await session.update_one(TARGETS, {"_id": given["target"]}, [{"$set": sets}])
     return rows([{"target": given["target"]}] if found else [])
@@ -149,7 +192,9 @@ async def target(session: Session, given: Given) -> list[Columns]:
 
 async def held_targets(session: Session, given: Given) -> list[Columns]:
     is_paused = {"$expr": {"$gt": ["$paused_until", NOW]}}
-    return await _shown(session, {"$or": [is_paused, {"open_until": {"$exists": True}}]}, given["most"])
+    keeps_failing = {"endpoint_until": {"$exists": True}, "cooldown": {"$gt": 0}}
+    held = [is_paused, {"open_until": {"$exists": True}}, keeps_failing]
+    return await _shown(session, {"$or": held}, given["most"])
 
 
 async def _shown(session: Session, filter: Mapping[str, Any], limit: int) -> list[Columns]:

@@ -5,13 +5,15 @@
 -- fragment: claimed
 o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.defer_count AS deferrals,
     date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.scheduled_for)) AS age, o.traceparent,
-    o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url, o.payload,
+    o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url,
+    -- What is large is read for the attempt. To ask for the length of a text reads none of it.
+    CASE WHEN octet_length(o.payload) <= 16384 THEN o.payload END AS payload,
     o.payload_content_type, o.credentials_id, o.max_retries, o.retry_strategy, o.timeout_seconds,
     CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type, o.source,
     CASE WHEN o.has_headers THEN (
         SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers,
-    o.tracestate, o.protocol
+    o.tracestate, o.protocol, CASE WHEN octet_length(o.payload) <= 16384 THEN 0 ELSE octet_length(o.payload) END AS size
 
 -- fragment: told_beside
 -- What ends or puts off a job without an attempt does not hide what the last attempt met.
@@ -41,6 +43,10 @@ head AS (
         LIMIT 1) AS following
 )
 
+-- fragment: endpoint_closed_for
+CASE WHEN t.endpoint_until IS NOT NULL
+     THEN greatest(0, extract(epoch FROM t.endpoint_until - now()))::double precision END AS endpoint_closed_for
+
 -- name: due_targets
 -- One look into the index per target that has something open, not one per job: each step jumps to the next
 -- target. What is in flight is counted once, and only when a target with a limit asks.
@@ -56,7 +62,8 @@ SELECT heads.target,
          THEN (SELECT flying.count FROM flying WHERE flying.target = t.target) END AS in_flight,
     CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
     t.rate_per_second, coalesce(t.failures, 0) AS failures,
-    greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for
+    greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for,
+    t.endpoint, {endpoint_closed_for}
 FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
 
 -- name: lock_targets
@@ -154,6 +161,9 @@ SET status = 'IN_PROGRESS',
     updated_at = now()
 WHERE o.id = ANY (ARRAY(SELECT id FROM candidates))
 RETURNING {claimed}
+
+-- name: payload
+SELECT payload FROM dispatch_job WHERE id = :id
 
 -- name: lock_target_of
 -- The next statement then sees what others have claimed of the target.
@@ -620,39 +630,67 @@ ON CONFLICT (target) DO NOTHING
 -- name: judge_targets
 -- What attempts said of their targets, all of a flush at once. `failures` are those in a row after the last
 -- success. A success closes the breaker; enough failures open it, and so does a failed probe, for longer
--- each time. A pause is what the target itself asked for.
+-- each time. A pause is what the target itself asked for. As long as all failures in a row are of one endpoint, both
+-- are for this endpoint alone: others are not to wait for it. '*' stands for several, or for the connection itself.
 WITH said AS MATERIALIZED (
     SELECT *
     FROM json_to_recordset(:verdicts::json) AS v(
-        target text, succeeded boolean, failures integer, pause double precision, error text)
+        target text, succeeded boolean, failures integer, pause double precision, error text, endpoint text,
+        well json, well_age double precision)
 ), held AS MATERIALIZED (
-    SELECT target, failures, open_until, cooldown
+    SELECT target, failures, open_until, cooldown, endpoint, endpoint_until, well_at
     FROM homing_target
     WHERE target IN (SELECT target FROM said)
     ORDER BY target
     FOR UPDATE
-), verdict AS (
-    SELECT said.*,
-        CASE WHEN said.succeeded THEN 0 ELSE held.failures END + said.failures AS in_a_row,
+), met AS (
+    SELECT said.*, held.endpoint AS endpoint_before,
+        coalesce(held.endpoint IN (SELECT json_array_elements_text(said.well)), false) AS is_well,
+        CASE WHEN said.succeeded THEN 0 ELSE held.failures END AS failures_before,
         CASE WHEN said.succeeded THEN NULL ELSE held.open_until END AS open_before,
-        least(greatest(CASE WHEN said.succeeded THEN 0 ELSE held.cooldown * 2 END, :cooldown::double precision),
-              :longest_cooldown::double precision) AS next_cooldown
+        CASE WHEN said.succeeded THEN 0 ELSE held.cooldown END AS cooldown_before,
+        CASE WHEN said.endpoint IS NOT NULL AND said.endpoint <> held.endpoint AND held.failures > 0
+                  AND NOT said.succeeded THEN '*'
+             ELSE said.endpoint END AS failing,
+        held.endpoint_until AS until_before,
+        greatest(held.well_at, now() - make_interval(secs => said.well_age)) AS well_now
     FROM said JOIN held ON held.target = said.target
+), verdict AS (
+    SELECT *, coalesce(failing = '*', false) AS is_spread,
+        coalesce(failing, CASE WHEN endpoint_before <> '*' AND NOT is_well THEN endpoint_before END) AS endpoint_now,
+        failures_before + failures AS in_a_row,
+        CASE WHEN coalesce(failing, endpoint_before) = endpoint_before AND NOT is_well THEN until_before END AS kept_until,
+        least(greatest(cooldown_before * 2, :cooldown::double precision), :longest_cooldown::double precision) AS next_cooldown
+    FROM met
 ), opening AS (
-    SELECT *, failures > 0 AND coalesce(open_before <= now(), in_a_row >= :threshold::integer) AS opens FROM verdict
+    SELECT *,
+        failures > 0 AND coalesce(
+            CASE WHEN is_spread THEN open_before WHEN cooldown_before > 0 THEN kept_until END <= now(),
+            in_a_row >= :threshold::integer) AS opens
+    FROM verdict
 )
 UPDATE homing_target AS t
 SET failures = v.in_a_row,
-    open_until = CASE WHEN v.opens THEN now() + make_interval(secs => v.next_cooldown) ELSE v.open_before END,
-    cooldown = CASE WHEN v.opens THEN v.next_cooldown WHEN v.open_before IS NULL THEN 0 ELSE t.cooldown END,
-    paused_until = CASE WHEN v.pause > 0
-                        THEN greatest(t.paused_until, now() + make_interval(secs => v.pause)) ELSE t.paused_until END,
-    pause_reason = CASE WHEN v.pause > 0 THEN v.error ELSE t.pause_reason END,
+    open_until = CASE WHEN v.opens AND v.is_spread
+                      THEN now() + make_interval(secs => v.next_cooldown) ELSE v.open_before END,
+    cooldown = CASE WHEN v.opens THEN v.next_cooldown ELSE v.cooldown_before END,
+    paused_until = CASE WHEN v.pause > 0 AND v.is_spread
+                        THEN greatest(t.paused_until, now() + make_interval(secs => least(
+                             v.pause, CASE WHEN v.well_now > now() - interval '5 minutes' THEN :shorter_pause::double precision END)))
+                        ELSE t.paused_until END,
+    pause_reason = CASE WHEN v.pause > 0 AND v.is_spread THEN v.error ELSE t.pause_reason END,
+    endpoint = v.endpoint_now,
+    endpoint_until = CASE WHEN NOT v.is_spread THEN greatest(
+        v.kept_until,
+        CASE WHEN v.opens THEN now() + make_interval(secs => v.next_cooldown) END,
+        CASE WHEN v.pause > 0 THEN now() + make_interval(secs => v.pause) END) END,
+    well_at = v.well_now,
     last_error = coalesce(v.error, t.last_error),
     updated_at = now()
 FROM opening AS v
 WHERE t.target = v.target
-RETURNING t.target, coalesce(t.open_until > now(), false) AS open
+RETURNING t.target, coalesce(t.open_until > now(), false) AS open, t.endpoint, {endpoint_closed_for},
+    greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for
 
 -- name: insert_jobs
 -- Ids in the order of the request; rows by key, since two batches with the same keys in opposite orders
@@ -785,8 +823,9 @@ WHERE o.id = ANY (ARRAY(SELECT id FROM chosen))
 RETURNING o.id
 
 -- name: dead_letters
--- Of the last day: whoever names a dead-letter target today does not want the past of years.
-SELECT o.*
+-- Of the last day: whoever names a dead-letter target today does not want the past of years. Without payloads.
+SELECT id, source, type, group_id, target_url, attempt_count, error_class, last_error, created_at, completed_at,
+    claim_seq, traceparent, tracestate
 FROM dispatch_job AS o
 WHERE o.status = 'ERROR' AND NOT o.dead_letter_sent AND o.updated_at > now() - interval '1 day'
 ORDER BY o.updated_at
@@ -802,9 +841,9 @@ RETURNING o.id
 SELECT t.*, now() AS now FROM homing_target AS t WHERE t.target > :after ORDER BY t.target LIMIT :limit
 
 -- name: held_targets
--- Paused, or with a breaker that is open, half or whole.
+-- Paused, or with a breaker that is open, half or whole; or one of its endpoints keeps failing.
 SELECT t.*, now() AS now FROM homing_target AS t
-WHERE {closed}
+WHERE {closed} OR t.endpoint_until IS NOT NULL AND t.cooldown > 0
 ORDER BY t.target LIMIT :most
 
 -- name: target
@@ -843,7 +882,8 @@ RETURNING t.target
 -- name: resume_target
 -- Also closes the breaker: whoever resumes a target says that it is well.
 UPDATE homing_target AS t
-SET paused_until = NULL, pause_reason = NULL, open_until = NULL, cooldown = 0, failures = 0, updated_at = now()
+SET paused_until = NULL, pause_reason = NULL, open_until = NULL, endpoint_until = NULL, cooldown = 0, failures = 0,
+    updated_at = now()
 WHERE t.target = :target
 RETURNING t.target
 

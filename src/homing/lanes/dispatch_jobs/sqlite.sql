@@ -16,13 +16,18 @@ max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coa
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
     (julianday('now') - julianday(max(created_at, coalesce(scheduled_for, '')))) * 86400.0 AS age, traceparent,
-    next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url, payload,
+    next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url,
+    CASE WHEN length(payload) <= 16384 THEN payload END AS payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
     CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type, source,
     CASE WHEN has_headers THEN (
         SELECT json_group_array(json_array(h.header_name, h.header_value))
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers,
-    tracestate, protocol
+    tracestate, protocol, CASE WHEN length(payload) <= 16384 THEN 0 ELSE {bytes} END AS size
+
+-- fragment: bytes
+-- To count characters copies nothing.
+length(CAST(payload AS BLOB))
 
 -- fragment: as_it_was
 CASE WHEN attempt_count <= attempts_before THEN 'PENDING' ELSE 'FAILED' END
@@ -68,7 +73,8 @@ SELECT heads.target,
                WHERE f.status = 'IN_PROGRESS' AND f.target = t.target) END AS in_flight,
     CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
     t.rate_per_second, coalesce(t.failures, 0) AS failures,
-    max(0.0, (julianday(max(coalesce(t.paused_until, ''), coalesce(t.open_until, ''))) - julianday('now')) * 86400) AS closed_for
+    max(0.0, (julianday(max(coalesce(t.paused_until, ''), coalesce(t.open_until, ''))) - julianday('now')) * 86400) AS closed_for,
+    t.endpoint, max(0.0, (julianday(t.endpoint_until) - julianday('now')) * 86400) AS endpoint_closed_for
 FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
 
 -- name: lock_targets
@@ -122,6 +128,9 @@ SET status = 'IN_PROGRESS',
     updated_at = {now}
 WHERE id IN (SELECT id FROM ranked WHERE place <= slots)
 RETURNING {claimed}
+
+-- name: payload
+SELECT payload FROM dispatch_job WHERE id = :id
 
 -- name: claim_one
 UPDATE dispatch_job
@@ -529,34 +538,61 @@ FROM json_each(:verdicts)
 WHERE json_extract(value, '$.failures') > 0 OR json_extract(value, '$.pause') > 0
 ON CONFLICT (target) DO NOTHING
 
+-- fragment: in_a_while
+strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds',
+
 -- name: judge_targets
-WITH verdict AS MATERIALIZED (
-    SELECT t.target, json_extract(v.value, '$.failures') AS failures, json_extract(v.value, '$.pause') AS pause,
-        json_extract(v.value, '$.error') AS error,
-        CASE WHEN json_extract(v.value, '$.succeeded') THEN 0 ELSE t.failures END
-            + json_extract(v.value, '$.failures') AS in_a_row,
-        CASE WHEN json_extract(v.value, '$.succeeded') THEN NULL ELSE t.open_until END AS open_before,
-        min(max(CASE WHEN json_extract(v.value, '$.succeeded') THEN 0 ELSE t.cooldown * 2 END, :cooldown),
-            :longest_cooldown) AS next_cooldown
+-- As on PostgreSQL. Times that are not there are '' where the latest is looked for.
+WITH said AS MATERIALIZED (
+    SELECT t.*, json_extract(v.value, '$.failures') AS new_failures, json_extract(v.value, '$.pause') AS pause,
+        json_extract(v.value, '$.error') AS error, json_extract(v.value, '$.succeeded') AS succeeded,
+        json_extract(v.value, '$.endpoint') AS said_endpoint,
+        coalesce(t.endpoint IN (SELECT value FROM json_each(v.value, '$.well')), 0) AS is_well,
+        max(coalesce(t.well_at, ''), CASE WHEN json_extract(v.value, '$.well_age') IS NOT NULL
+            THEN {in_a_while} -json_extract(v.value, '$.well_age'))) ELSE '' END) AS well_now
     FROM json_each(:verdicts) AS v CROSS JOIN homing_target AS t ON t.target = json_extract(v.value, '$.target')
+), met AS MATERIALIZED (
+    SELECT *,
+        CASE WHEN succeeded THEN 0 ELSE failures END + new_failures AS in_a_row,
+        CASE WHEN succeeded THEN NULL ELSE open_until END AS open_before,
+        CASE WHEN succeeded THEN 0 ELSE cooldown END AS cooldown_before,
+        CASE WHEN said_endpoint <> endpoint AND failures > 0 AND NOT succeeded THEN '*' ELSE said_endpoint END AS failing
+    FROM said
+), verdict AS MATERIALIZED (
+    SELECT *, coalesce(failing = '*', 0) AS is_spread,
+        coalesce(failing, CASE WHEN endpoint <> '*' AND NOT is_well THEN endpoint END) AS endpoint_now,
+        CASE WHEN coalesce(failing, endpoint) = endpoint AND NOT is_well THEN endpoint_until END AS kept_until,
+        min(max(cooldown_before * 2, :cooldown), :longest_cooldown) AS next_cooldown
+    FROM met
 ), opening AS MATERIALIZED (
-    SELECT *, failures > 0 AND coalesce(open_before <= {now}, in_a_row >= :threshold) AS opens FROM verdict
+    SELECT *,
+        new_failures > 0 AND coalesce(
+            CASE WHEN is_spread THEN open_before WHEN cooldown_before > 0 THEN kept_until END <= {now},
+            in_a_row >= :threshold) AS opens
+    FROM verdict
 )
 UPDATE homing_target
-SET failures = opening.in_a_row,
-    open_until = CASE WHEN opening.opens
-        THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', opening.next_cooldown)) ELSE opening.open_before END,
-    cooldown = CASE WHEN opening.opens THEN opening.next_cooldown
-                    WHEN opening.open_before IS NULL THEN 0 ELSE homing_target.cooldown END,
-    paused_until = CASE WHEN opening.pause > 0
-        THEN max(coalesce(paused_until, ''), strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', opening.pause)))
-        ELSE paused_until END,
-    pause_reason = CASE WHEN opening.pause > 0 THEN opening.error ELSE pause_reason END,
-    last_error = coalesce(opening.error, last_error),
+SET failures = v.in_a_row,
+    open_until = CASE WHEN v.opens AND v.is_spread THEN {in_a_while} v.next_cooldown)) ELSE v.open_before END,
+    cooldown = CASE WHEN v.opens THEN v.next_cooldown ELSE v.cooldown_before END,
+    paused_until = CASE WHEN v.pause > 0 AND v.is_spread
+        THEN max(coalesce(homing_target.paused_until, ''), {in_a_while} CASE
+            WHEN v.well_now > {in_a_while} -300)) THEN min(v.pause, :shorter_pause) ELSE v.pause END)))
+        ELSE homing_target.paused_until END,
+    pause_reason = CASE WHEN v.pause > 0 AND v.is_spread THEN v.error ELSE homing_target.pause_reason END,
+    endpoint = v.endpoint_now,
+    endpoint_until = CASE WHEN NOT v.is_spread THEN nullif(max(
+        coalesce(v.kept_until, ''),
+        CASE WHEN v.opens THEN {in_a_while} v.next_cooldown)) ELSE '' END,
+        CASE WHEN v.pause > 0 THEN {in_a_while} v.pause)) ELSE '' END), '') END,
+    well_at = nullif(v.well_now, ''),
+    last_error = coalesce(v.error, homing_target.last_error),
     updated_at = {now}
-FROM opening
-WHERE homing_target.target = opening.target
-RETURNING target, coalesce(open_until > {now}, 0) AS open
+FROM opening AS v
+WHERE homing_target.target = v.target
+RETURNING target, coalesce(open_until > {now}, 0) AS open, endpoint,
+    max(0.0, (julianday(endpoint_until) - julianday('now')) * 86400) AS endpoint_closed_for,
+    max(0.0, (julianday(max(coalesce(paused_until, ''), coalesce(open_until, ''))) - julianday('now')) * 86400) AS closed_for
 
 -- name: insert_jobs
 UPDATE homing_tsid
@@ -663,7 +699,8 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('PENDING', 'FAILE
 RETURNING id
 
 -- name: dead_letters
-SELECT *
+SELECT id, source, type, group_id, target_url, attempt_count, error_class, last_error, created_at, completed_at,
+    claim_seq, traceparent, tracestate
 FROM dispatch_job
 WHERE status = 'ERROR' AND NOT dead_letter_sent AND updated_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-1 day')
 ORDER BY updated_at
@@ -679,9 +716,9 @@ RETURNING id
 SELECT *, {now} AS now FROM homing_target WHERE target > :after ORDER BY target LIMIT :limit
 
 -- name: held_targets
--- Paused, or with a breaker that is open, half or whole.
+-- Paused, or with a breaker that is open, half or whole; or one of its endpoints keeps failing.
 SELECT t.*, {now} AS now FROM homing_target AS t
-WHERE {closed}
+WHERE {closed} OR t.endpoint_until IS NOT NULL AND t.cooldown > 0
 ORDER BY t.target LIMIT :most
 
 -- name: target
@@ -716,7 +753,8 @@ RETURNING target
 
 -- name: resume_target
 UPDATE homing_target
-SET paused_until = NULL, pause_reason = NULL, open_until = NULL, cooldown = 0, failures = 0, updated_at = {now}
+SET paused_until = NULL, pause_reason = NULL, open_until = NULL, endpoint_until = NULL, cooldown = 0, failures = 0,
+    updated_at = {now}
 WHERE target = :target
 RETURNING target
 

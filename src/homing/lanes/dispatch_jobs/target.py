@@ -2,6 +2,7 @@
 
 A target is scheme, host, port and credentials. What all processes must know of it (pauses, breaker, limits)
 stands in `homing_target`; here is what one process sees for itself: who answers quickly, and who is at work.
+An endpoint of it is a URL without its query. One that fails, or asks for a pause, holds back its own jobs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -33,6 +35,12 @@ _MOMENT = 0.25
 _SLOW_AT_ONCE, _SLOW_PER_SECOND = 1 / 50, 1 / 8
 #: Seconds for which what a target said to us counts, also where the table does not know it yet.
 _AHEAD_OF_THE_TABLE = 3.0
+#: In the place of the one endpoint that fails: several, or the connection itself.
+SEVERAL = "*"
+#: After a pause an endpoint is asked by one job at a time, and by another when this one takes longer.
+_PROBE = 1.0
+#: A job of a closed endpoint looks again at least so often: a person may have resumed the target meanwhile.
+_LOOKS_AGAIN = 300.0
 
 
 def target_of(url: str, credentials_id: int | None) -> str:
@@ -47,6 +55,12 @@ def target_of(url: str, credentials_id: int | None) -> str:
         return "invalid"
     place = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     return place if credentials_id is None else f"{place}#{credentials_id}"
+
+
+def endpoint_of(url: str) -> str:
+    """What stands for a URL without its query, which may hold secrets and be long."""
+    bare = url.partition("#")[0].partition("?")[0]
+    return blake2b(bare.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 #: How a target was met so far; `asked` has not answered yet.
@@ -68,6 +82,9 @@ class Standing(Struct, frozen=True, gc=False):
     failures: int = 0
     #: Seconds until it may be asked again.
     closed_for: float = 0.0
+    #: The one that failed last; and seconds until this one may be asked again, while it is to be left alone.
+    endpoint: str | None = None
+    endpoint_closed_for: float | None = None
 
     @property
     def limited(self) -> bool:
@@ -90,8 +107,8 @@ class Gate:
         "_started",
         "_tickets",
         "closed_until",
-        "heard_until",
         "seconds",
+        "well_at",
     )
 
     def __init__(self, width: int) -> None:
@@ -103,10 +120,10 @@ class Gate:
         self._tickets = 0
         #: By our monotonic clock; nothing is sent before.
         self.closed_until = 0.0
-        #: Until then we know better than the table, which learns of a pause with the next settlement.
-        self.heard_until = 0.0
         #: How long the last attempt took.
         self.seconds: float | None = None
+        #: When an attempt last said nothing ill of it.
+        self.well_at: float | None = None
 
     def is_quick(self, now: float) -> bool:
         """It answered quickly, and keeps nobody waiting now."""
@@ -169,6 +186,25 @@ class Gate:
         self._free += 1
 
 
+class Closing:
+    """An endpoint that is left alone for a while; after that one job at a time tries, until one succeeds."""
+
+    __slots__ = ("heard_until", "probed_until", "until")
+
+    def __init__(self) -> None:
+        #: By our monotonic clock, as everything here.
+        self.until = self.probed_until = 0.0
+        #: Until then we know better than the table, which learns of a pause with the next settlement.
+        self.heard_until = 0.0
+
+    def admit(self, now: float) -> float:
+        """Seconds to wait; who has none to wait is the one that tries."""
+        wait = max(self.until, self.probed_until) - now
+        if wait <= 0:
+            self.probed_until = now + _PROBE
+        return max(0.0, wait)
+
+
 class Targets:
     """Shares the slots of this process among targets: fairly, and half of them only for the quick."""
 
@@ -185,6 +221,8 @@ class Targets:
         self._monotonic = monotonic
         self._rand = rand
         self._gates: dict[str, Gate] = {}
+        #: By target and endpoint.
+        self._closings: dict[tuple[str, str], Closing] = {}
         self._slow_at_once = max(1, int(slots * _SLOW_AT_ONCE))
         self._slow = TokenBucket(slots * _SLOW_PER_SECOND, self._slow_at_once, monotonic)
         self.forget_above = 10_000
@@ -203,21 +241,56 @@ class Targets:
                 name: gate for name, gate in self._gates.items() if not gate.idle or gate.closed_until > now
             }
 
-    def close(self, target: str, seconds: float) -> bool:
-        """Send it nothing for a while; False when it was closed already."""
-        gate, now = self.gate(target), self._monotonic()
-        news = gate.closed_until <= now
-        gate.closed_until = max(gate.closed_until, now + seconds)
-        gate.heard_until = min(gate.closed_until, now + _AHEAD_OF_THE_TABLE)
+    def close(self, target: str, url: str, seconds: float) -> bool:
+        """Send this endpoint nothing for a while; False when it was closed already."""
+        closing, now = self._closing(target, endpoint_of(url)), self._monotonic()
+        news = closing.until <= now
+        closing.until = max(closing.until, now + seconds)
+        closing.heard_until = min(closing.until, now + _AHEAD_OF_THE_TABLE)
         return news
+
+    def is_well(self, target: str, url: str) -> None:
+        """An attempt said nothing ill of it."""
+        self.gate(target).well_at = self._monotonic()
+        if self._closings:
+            self._closings.pop((target, endpoint_of(url)), None)
+
+    def well_age(self, target: str) -> float | None:
+        """Seconds since any of its endpoints was well, as far as this process knows."""
+        gate = self._gates.get(target)
+        return None if gate is None or gate.well_at is None else self._monotonic() - gate.well_at
+
+    def _closing(self, target: str, endpoint: str) -> Closing:
+        closing = self._closings.get((target, endpoint))
+        if closing is None:
+            if len(self._closings) >= self.forget_above:
+                # The oldest; who is forgotten too soon says once more that it wants a pause.
+                del self._closings[next(iter(self._closings))]
+            closing = self._closings[target, endpoint] = Closing()
+        return closing
 
     def follow(self, standings: Iterable[Standing]) -> None:
         """Close and open as the table says: another process, or a person, may have."""
         now = self._monotonic()
         for standing in standings:
             if standing.closed_for > 0 or standing.target in self._gates:
-                gate = self.gate(standing.target)
-                gate.closed_until = max(now + standing.closed_for, gate.heard_until)
+                self.gate(standing.target).closed_until = now + standing.closed_for
+            if standing.endpoint is not None:
+                self._follow_endpoint(standing.target, standing.endpoint, standing.endpoint_closed_for, now)
+
+    def _follow_endpoint(self, target: str, endpoint: str, closed_for: float | None, now: float) -> None:
+        if closed_for is not None:
+            closing = self._closing(target, endpoint)
+            closing.until = max(now + closed_for, closing.heard_until)
+        elif (known := self._closings.get((target, endpoint))) is not None and known.heard_until <= now:
+            del self._closings[target, endpoint]
+
+    def admit(self, target: str, url: str) -> float:
+        """Seconds that a job must wait before it may be sent."""
+        if (wait := self.closed_for(target)) > 0 or not self._closings:
+            return wait
+        closing = self._closings.get((target, endpoint_of(url)))
+        return 0.0 if closing is None else min(closing.admit(self._monotonic()), _LOOKS_AGAIN)
 
     def closed_for(self, target: str) -> float:
         gate = self._gates.get(target)

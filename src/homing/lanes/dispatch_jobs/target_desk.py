@@ -257,10 +257,13 @@ def target_view(row: Row) -> TargetView:
 
 def _state(row: Row) -> tuple[State, datetime | None, str | None]:
     """A pause counts before the breaker: it is somebody's wish."""
-    now, paused, broken = (instant(row[name]) for name in ("now", "paused_until", "open_until"))
+    names = ("now", "paused_until", "open_until", "endpoint_until")
+    now, paused, broken, alone = (instant(row[name]) for name in names)
     if paused is not None and now is not None and paused > now:
         return "paused", paused, row["pause_reason"]
     if broken is None or now is None:
+        if alone is not None and now is not None and alone > now:
+            return "closed", alone, "one of its URLs is left alone for a while; jobs for others go out"
         return "closed", None, None
     if broken > now:
         return "open", broken, f"it failed {row['failures']} times in a row"

@@ -19,7 +19,7 @@ WITH RECURSIVE {flying}, step(target, place) AS (
     FROM step WHERE step.target IS NOT NULL AND step.place < :limit
 )
 SELECT step.target, t.max_concurrency, t.rate_per_second, t.paused_until, t.pause_reason,
-    coalesce(t.failures, 0) AS failures, t.open_until, t.last_error, t.updated_at, now() AS now
+    coalesce(t.failures, 0) AS failures, t.open_until, t.endpoint_until, t.last_error, t.updated_at, now() AS now
 FROM step LEFT JOIN homing_target AS t ON t.target = step.target
 WHERE step.place > 0 AND step.target IS NOT NULL
 ORDER BY step.target

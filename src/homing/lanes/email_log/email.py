@@ -58,6 +58,9 @@ class Email(Struct, frozen=True, gc=False):
     unsubscribe_url: str | None
     token: str
     recipients: str | None
+    #: About how many bytes it has when it is large. Bodies and variables may then be None, and are read for
+    #: the attempt.
+    size: int = 0
 
 
 class Due(Struct, frozen=True, gc=False):

@@ -38,7 +38,7 @@ class SendLane:
         return self.policy
 
     async def attempt(self, claim: Claim[Email]) -> Outcome:
-        outcome = await self._mailing.attempt(claim.item, partial(self.store.attachments, claim.id))
+        outcome = await self._mailing.attempt(claim.item, partial(self.store.parts, claim.id))
         return _final(outcome) if isinstance(outcome, Reject) else outcome
 
     def usable(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -41,6 +42,8 @@ _OPEN = ("Failed", "Dead", "RetryQueued")
 
 #: Columns that may be large.
 _BULKY = ("body", "html_body", "variables", "headers", "attachments")
+#: What a claim says of bodies below this is as good as weighed.
+_AS_GOOD_AS_WEIGHED = 1_000_000
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,6 +68,7 @@ class EmailLog(SqlStore[Email]):
             database,
             load_queries(__package__ or "", database.dialect),
             item=email_of,
+            size=attrgetter("size"),
             transition=transition,
             parameters=msgspec.structs.asdict(terms),
             kept_attempts=attempts_of_emails(database, partial(telemetry.attempts_untold, "email_log:send")),
@@ -120,10 +124,17 @@ class EmailLog(SqlStore[Email]):
         """Nothing: the scheduling stage ends what is beyond the limit."""
         return {}
 
-    async def attachments(self, id: int) -> str | None:
+    async def weigh(self, claim: Claim[Email]) -> int:
+        """How many bytes a large one has. In the claim this would take as long as sending it."""
+        if claim.size < _AS_GOOD_AS_WEIGHED and not claim.item.has_attachments:
+            return claim.size
+        rows = await self.run("weigh", id=claim.id)
+        return rows[0]["size"] if rows else 0
+
+    async def parts(self, id: int) -> Row | None:
         """Read apart from the claim, which would hold the files of hundreds of mails in memory."""
-        rows = await self.run("attachments", id=id)
-        return rows[0]["attachments"] if rows else None
+        rows = await self.run("parts", id=id)
+        return rows[0] if rows else None
 
     # ── put in ───────────────────────────────────────────────────────────────────────────────────
 

@@ -5,12 +5,26 @@
 -- A row that is being sent is Pending, locked, and has a last_queued_at. A row that is being published is
 -- RetryQueued, or Pending and locked without a last_queued_at: then its creator publishes it.
 
+-- fragment: bytes
+-- As for mail_outbox.
+(coalesce(octet_length(e.body), 0) + coalesce(octet_length(e.html_body), 0)
+    + coalesce(10 * pg_column_size(e.variables), 0))
+
+-- fragment: small_parts
+CASE WHEN octet_length(e.body) <= 65536 THEN e.body END AS text_body,
+    CASE WHEN octet_length(e.html_body) <= 65536 THEN e.html_body END AS html_body, e.template,
+    CASE WHEN 10 * pg_column_size(e.variables) <= 65536 THEN e.variables END AS variables
+
+-- fragment: size
+CASE WHEN {bytes} > 65536 OR pg_column_size(e.attachments) > 2000
+     THEN {bytes} + coalesce(10 * pg_column_size(e.attachments), 0) ELSE 0 END
+
 -- fragment: claimed
 e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferrals,
     date_part('epoch', now()) - date_part('epoch', e.created_at) AS age, e.traceparent, coalesce(e.next_attempt_at, e.created_at) AS due_at,
     e.message_key, e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
-    e.body AS text_body, e.html_body, e.template, e.variables, e.locale, e.headers,
-    e.attachments IS NOT NULL AS has_attachments, e.unsubscribe_url, e.token, e.recipients
+    {small_parts}, e.locale, e.headers,
+    e.attachments IS NOT NULL AS has_attachments, e.unsubscribe_url, e.token, e.recipients, {size} AS size
 
 -- fragment: listed
 id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
@@ -231,8 +245,13 @@ FROM taken
 WHERE e.id = taken.id
 RETURNING e.id
 
--- name: attachments
-SELECT attachments FROM email_log WHERE id = :id
+-- name: weigh
+SELECT coalesce(octet_length(body), 0) + coalesce(octet_length(html_body), 0)
+    + coalesce(octet_length(variables::text), 0) + coalesce(octet_length(attachments::text), 0) AS size
+FROM email_log WHERE id = :id
+
+-- name: parts
+SELECT body AS text_body, html_body, variables, attachments FROM email_log WHERE id = :id
 
 -- name: enqueue
 -- Keys first: whoever gets one may write the row. Sorted: two batches with the same keys in opposite orders would

@@ -7,12 +7,27 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 -- fragment: lease
 strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 
+-- fragment: bytes
+(coalesce(length(CAST(body AS BLOB)), 0) + coalesce(length(CAST(html_body AS BLOB)), 0)
+    + coalesce(length(CAST(variables AS BLOB)), 0))
+
+-- fragment: small_parts
+CASE WHEN length(body) <= 65536 THEN body END AS text_body,
+    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, template,
+    CASE WHEN length(variables) <= 65536 THEN variables END AS variables
+
+-- fragment: size
+-- To count characters copies nothing.
+CASE WHEN ifnull(length(body), 0) + ifnull(length(html_body), 0) + ifnull(length(variables), 0)
+        + ifnull(length(attachments), 0) > 65536
+     THEN {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) ELSE 0 END
+
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count AS attempts, defer_count AS deferrals,
     (julianday('now') - julianday(created_at)) * 86400.0 AS age, traceparent,
     coalesce(next_attempt_at, created_at) AS due_at, message_key, last_attempt_at, from_address, to_address, cc_address, bcc_address, reply_to, subject,
-    body AS text_body, html_body, template, variables, locale, headers,
-    attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients
+    {small_parts}, locale, headers,
+    attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients, {size} AS size
 
 -- fragment: listed
 id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
@@ -188,8 +203,11 @@ FROM taken
 WHERE email_log.id = taken.id
 RETURNING id
 
--- name: attachments
-SELECT attachments FROM email_log WHERE id = :id
+-- name: weigh
+SELECT {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) AS size FROM email_log WHERE id = :id
+
+-- name: parts
+SELECT body AS text_body, html_body, variables, attachments FROM email_log WHERE id = :id
 
 -- name: enqueue
 INSERT INTO email_log (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from homing.engine.model import (
@@ -51,7 +52,7 @@ class MailOutboxLane:
         mail = claim.item
         if mail.expired:
             return Skip(_EXPIRED)
-        return await self._mailing.attempt(mail, lambda: self.store.attachments(claim.id))
+        return await self._mailing.attempt(mail, partial(self.store.parts, claim.id))
 
     async def available(self) -> bool:
         return await self._mailing.available()

@@ -40,6 +40,9 @@ class Mail(Struct, frozen=True, gc=False):
     unsubscribe_url: str | None
     token: str
     recipients: str | None
+    #: About how many bytes it has when it is large. Bodies and variables may then be None, and are read for
+    #: the attempt.
+    size: int = 0
 
 
 _ENGINE_COLUMNS = 6

@@ -99,10 +99,9 @@ class MailOrders:
 
     async def _enqueue(self, order: NewMail, size: int = 0) -> Ordered:
         try:
-            if size <= LARGE:
-                return await self._batched(order)
-            (ordered,) = await self._outbox.enqueue([order], size)
-            return ordered
+            if size > LARGE:
+                return (await self._outbox.enqueue([order], size))[0]
+            return await self._batched(order)
         except MissingValue as error:
             raise _unfilled(error.column) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from homing.db import Database, Row, load_queries
 from homing.db.attempts import Attempts, Untold
 from homing.db.store import SqlStore, batches
 from homing.db.tally import by_state
+from homing.engine.model import Claim
 from homing.lanes.mail_outbox.mail import Mail, NewMail, mail_of
 
 CHANNEL = "homing_mail_outbox"
@@ -31,6 +33,9 @@ _CLAIMING = ("preview", "claim")
 
 #: Columns that may be large.
 _BULKY = ("text_body", "html_body", "variables", "headers", "attachments", "metadata")
+#: What a claim says of bodies below this is as good as weighed.
+_AS_GOOD_AS_WEIGHED = 1_000_000
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,6 +64,7 @@ class MailOutbox(SqlStore[Mail]):
             database,
             {**queries, **impatient},
             item=mail_of,
+            size=attrgetter("size"),
             transition=transition,
             parameters={"owner": owner, "lease_seconds": lease_seconds, "max_attempts": max_attempts},
             kept_attempts=attempts_of_mails(database, untold),
@@ -113,10 +119,17 @@ class MailOutbox(SqlStore[Mail]):
         query = _PAGES.get(status or "", "page")
         return await self.run(query, status=status, before=before, limit=limit)
 
-    async def attachments(self, id: int) -> str | None:
+    async def weigh(self, claim: Claim[Mail]) -> int:
+        """How many bytes a large one has. In the claim this would take as long as sending it."""
+        if claim.size < _AS_GOOD_AS_WEIGHED and not claim.item.has_attachments:
+            return claim.size
+        rows = await self.run("weigh", id=claim.id)
+        return rows[0]["size"] if rows else 0
+
+    async def parts(self, id: int) -> Row | None:
         """Read apart from the claim, which would hold the files of hundreds of mails in memory."""
-        rows = await self.run("attachments", id=id)
-        return rows[0]["attachments"] if rows else None
+        rows = await self.run("parts", id=id)
+        return rows[0] if rows else None
 
     async def counts(self) -> dict[str, int]:
         return by_state(await self.run("counts"), STATES, rest="sent")

@@ -24,6 +24,20 @@ greatest(o.next_attempt_at, '0001-01-02Z'::timestamptz)
  FROM jsonb_each(CASE jsonb_typeof(o.recipients) WHEN 'object' THEN o.recipients END)
  WHERE value ->> 'status' = 'accepted')
 
+-- fragment: bytes
+-- The length of a text is known without reading it. JSON may be compressed, by a tenth and more.
+(coalesce(octet_length(o.text_body), 0) + coalesce(octet_length(o.html_body), 0)
+    + coalesce(10 * pg_column_size(o.variables), 0))
+
+-- fragment: small_parts
+CASE WHEN octet_length(o.text_body) <= 65536 THEN o.text_body END AS text_body,
+    CASE WHEN octet_length(o.html_body) <= 65536 THEN o.html_body END AS html_body, o.template,
+    CASE WHEN 10 * pg_column_size(o.variables) <= 65536 THEN o.variables END AS variables
+
+-- fragment: size
+CASE WHEN {bytes} > 65536 OR pg_column_size(o.attachments) > 2000
+     THEN {bytes} + coalesce(10 * pg_column_size(o.attachments), 0) ELSE 0 END
+
 -- name: claim
 -- The specification's statement. MATERIALIZED keeps the planner from choosing more than LIMIT rows. A mail that was
 -- put back goes to those who have not accepted it, however it ended and expired or not; if all had, to all of them
@@ -52,9 +66,9 @@ FROM candidates
 WHERE o.id = candidates.id
 RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
     o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
-    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
-    o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
-    o.unsubscribe_url, o.token, o.recipients
+    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, {small_parts},
+    o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments, o.unsubscribe_url, o.token, o.recipients,
+    {size} AS size
 
 -- name: claim_lost
 -- Rows that lost their worker for the fourth time and more: taken over, to be charged by the policy.
@@ -76,9 +90,9 @@ FROM lost
 WHERE o.id = lost.id
 RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
     o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
-    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, o.text_body,
-    o.html_body, o.template, o.variables, o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments,
-    o.unsubscribe_url, o.token, o.recipients
+    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, {small_parts},
+    o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments, o.unsubscribe_url, o.token, o.recipients,
+    {size} AS size
 
 -- name: settle
 -- By an array of ids, not by a join: the planner takes `dispatching` for empty whenever its statistics were
@@ -231,8 +245,13 @@ SELECT id, status, retry_count, next_attempt_at, last_attempt_at
 FROM mail_outbox
 WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 
--- name: attachments
-SELECT attachments FROM mail_outbox WHERE id = :id
+-- name: weigh
+SELECT coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
+    + coalesce(octet_length(variables::text), 0) + coalesce(octet_length(attachments::text), 0) AS size
+FROM mail_outbox WHERE id = :id
+
+-- name: parts
+SELECT text_body, html_body, variables, attachments FROM mail_outbox WHERE id = :id
 
 -- name: enqueue
 -- Sorted by key: two batches with the same keys in opposite orders would deadlock.

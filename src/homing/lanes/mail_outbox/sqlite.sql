@@ -24,6 +24,21 @@
  FROM json_each(CASE WHEN json_valid(mail_outbox.recipients) THEN mail_outbox.recipients END)
  WHERE CASE type WHEN 'object' THEN json_extract(value, '$.status') END = 'accepted')
 
+-- fragment: bytes
+(coalesce(length(CAST(text_body AS BLOB)), 0) + coalesce(length(CAST(html_body AS BLOB)), 0)
+    + coalesce(length(CAST(variables AS BLOB)), 0))
+
+-- fragment: small_parts
+CASE WHEN length(text_body) <= 65536 THEN text_body END AS text_body,
+    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, template,
+    CASE WHEN length(variables) <= 65536 THEN variables END AS variables
+
+-- fragment: size
+-- To count characters copies nothing.
+CASE WHEN ifnull(length(text_body), 0) + ifnull(length(html_body), 0) + ifnull(length(variables), 0)
+        + ifnull(length(attachments), 0) > 65536
+     THEN {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) ELSE 0 END
+
 -- name: claim
 WITH candidates AS MATERIALIZED (
     SELECT id
@@ -49,9 +64,9 @@ WHERE mail_outbox.id = candidates.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
     expires_at <= {now} AS expired,
-    from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
-    html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
-    unsubscribe_url, token, recipients
+    from_address, to_address, cc_address, bcc_address, reply_to, subject, {small_parts},
+    locale, headers, attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients,
+    {size} AS size
 
 -- name: claim_lost
 WITH lost AS MATERIALIZED (
@@ -74,9 +89,9 @@ WHERE mail_outbox.id = lost.id
 RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
     next_attempt_at AS due_at, last_attempt_at,
     expires_at <= {now} AS expired,
-    from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body,
-    html_body, template, variables, locale, headers, attachments IS NOT NULL AS has_attachments,
-    unsubscribe_url, token, recipients
+    from_address, to_address, cc_address, bcc_address, reply_to, subject, {small_parts},
+    locale, headers, attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients,
+    {size} AS size
 
 -- name: settle
 WITH batch AS MATERIALIZED (
@@ -203,8 +218,11 @@ SELECT id, status, retry_count, next_attempt_at, last_attempt_at
 FROM mail_outbox
 WHERE id IN (SELECT value FROM json_each(:ids))
 
--- name: attachments
-SELECT attachments FROM mail_outbox WHERE id = :id
+-- name: weigh
+SELECT {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) AS size FROM mail_outbox WHERE id = :id
+
+-- name: parts
+SELECT text_body, html_body, variables, attachments FROM mail_outbox WHERE id = :id
 
 -- name: enqueue
 INSERT INTO mail_outbox (
