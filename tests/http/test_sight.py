@@ -357,6 +357,26 @@ async def test_the_path_of_a_url_is_for_who_makes_jobs_or_mends_them(door: Door)
         assert "path-canary" in (await door.ask("GET", path, reader)).text, path
 
 
+async def test_a_search_does_not_spell_a_path_out_that_is_hidden(door: Door) -> None:
+    order = {**ORDER, "targetUrl": "https://hooks.chat.example/services/T0/path-canary"}
+    id = (await door.ask("POST", "/api/dispatch/jobs", await door.key("jobs:write"), json=order)).json()["id"]
+    reader = await door.key("desk:read", "jobs:read")
+    operator = await door.key("desk:read", "jobs:read", "jobs:operate")
+
+    async def found(key: str, line: str) -> tuple[bool, list[str]]:
+        page = (await door.ask("GET", f"/api/messages?{urlencode({'q': line})}", key)).json()
+        assert page["next"] is None
+        return [item["id"] for item in page["items"]] == [id], page["notes"]
+
+    for line in ("to:https://hooks.chat.example/services/T0/p*", "to:*/T0/path-c*", "to:*canary*/*"):
+        seen, notes = await found(reader, line)
+        assert not seen, line
+        assert "jobs:operate" in notes[0]
+    assert await found(operator, "to:https://hooks.chat.example/services/T0/p*") == (True, [])
+    for line in ("to:hooks.chat.*", f"to:{order['targetUrl']}"):
+        assert await found(reader, line) == (True, []), "a host, and what one knows already"
+
+
 async def test_who_sees_less_gets_nothing_of_what_another_one_follows(door: Door) -> None:
     order = {**ORDER, "targetUrl": "https://hooks.chat.example/services/T0/path-canary"}
     id = (await door.ask("POST", "/api/dispatch/jobs", await door.key("jobs:write"), json=order)).json()["id"]

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from homing.db.conditions import is_pattern
 from homing.desk.bulk_story import BulkStory
 from homing.errors import DatabaseError, Forbidden, InvalidRequest
 from homing.messages.facts import DUE
@@ -92,6 +93,8 @@ class Desk:
         seen, troubles = await _all_of(looks)
         rows = merged(seen, limit)
         following = _following(positions, seen, rows)
+        if any(self._spells_out(name, wanted, may) for name in wanted.lanes if name in self.lanes):
+            troubles["dispatch_jobs"] = "a pattern of a URL's path needs the scope jobs:write or jobs:operate"
         looked = [one.looked_at for one in seen.values() if one.looked_at is not None]
         return Found(
             rows,
@@ -103,11 +106,19 @@ class Desk:
 
     def _positions(self, wanted: Wanted, begun: Cursor | None, may: May) -> dict[LaneName, int | None]:
         readable = [
-            name for name, lane in self.lanes.items() if name in wanted.lanes and may(f"{lane.scope}:read")
+            name
+            for name, lane in self.lanes.items()
+            if name in wanted.lanes and may(f"{lane.scope}:read") and not self._spells_out(name, wanted, may)
         ]
         if begun is None:
             return dict.fromkeys(readable)
         return {name: begun.positions[name] for name in readable if name in begun.positions}
+
+    def _spells_out(self, name: LaneName, wanted: Wanted, may: May) -> bool:
+        """Letter by letter, by a pattern, the path of a URL, which is shown only to who knows it."""
+        if name != "dispatch_jobs" or wanted.to is None or sees_whole(may, self.lanes[name].scope):
+            return False
+        return "/" in wanted.to and is_pattern(wanted.to)
 
     async def dead_groups(self, *, may: May) -> DeadGroups:
         """What was given up and why, of all lanes; the largest groups first."""
