@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import product
 
 import pytest
 from tests.emails import EmailBench, email_bench
@@ -399,6 +400,34 @@ async def test_a_message_for_what_is_done_leased_failed_or_unknown_claims_nothin
         "the message key is another one",
         "there is no such email",
     ]
+
+
+@pytest.mark.clause("RTY-19", "RTY-12")
+async def test_a_second_message_claims_nothing_while_another_sender_holds_the_row(lane: EmailBench) -> None:
+    """It took the message that we published. Nothing of ours is locked, so the lock is no scheduler's."""
+    (id,) = await published(lane)
+    await lane.shift(id, -120, "locked_until")
+    assert isinstance(await claim_one(lane, id), Dropped)
+    await lane.shift(id, 600, "locked_until")
+    assert isinstance(await claim_one(lane, id), Claim), "it has died"
+
+
+@pytest.mark.clause("RTY-23")
+async def test_what_another_scheduler_has_published_after_ours_is_claimed_under_its_lock(
+    lane: EmailBench,
+) -> None:
+    """Its sender failed, or ended it and a person put it back; and it notes no time and keeps its lock."""
+    for status, put_back in product(("Failed", "RetryQueued", "Pending"), (True, False)):
+        (id,) = await published(lane)
+        await lane.age(id, 600)
+        if put_back:
+            await lane.set(id, status="Dead")
+        await lane.set(id, status="Failed", attempt_count=1)
+        if not put_back:
+            await lane.set(id, next_attempt_at=(await lane.row(id))["created_at"])
+        await lane.shift(id, -120, "locked_until")
+        await lane.set(id, status=status)
+        assert isinstance(await claim_one(lane, id), Claim), (status, put_back)
 
 
 @pytest.mark.clause("RTY-12")
