@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import msgspec
 import pytest
 from tests.emails import EmailBench, email_bench
 
-from homing.db import instant
+from homing.db import connect, instant
+from homing.db.migrate import load_migrations, migrate
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
 from homing.errors import Refused
 from homing.lanes.email_log.email import Dropped, Due, Email, Held, NewEmail
@@ -294,6 +297,67 @@ async def test_what_another_program_has_published_or_taken_is_never_lost(away: E
     assert await found_lost(away) == []
 
 
+async def another(lane: EmailBench, id: int, sets: str) -> None:
+    """What another program, or a person, writes by plain SQL."""
+    await lane.sql(f"UPDATE email_log SET {sets} WHERE id = :id RETURNING id", id=id)
+
+
+#: How another sender ends an email.
+ENDED = (
+    "status = 'Sent'",
+    "status = 'Sent', sent_at = CURRENT_TIMESTAMP",
+    "status = 'Dead'",
+    "status = 'Dead', last_attempt_at = CURRENT_TIMESTAMP",
+    "status = 'Failed', attempt_count = 3, next_attempt_at = NULL",
+)
+
+
+@pytest.mark.clause("OUT-15", "RTY-22")
+@pytest.mark.parametrize("publish_new", [True, False])
+async def test_what_another_sender_has_ended_is_published_when_it_is_put_back_as_pending(
+    database_url: str, *, publish_new: bool
+) -> None:
+    async with email_bench(database_url, email_publish_new=publish_new) as lane:
+        ours = await failed(lane, len(ENDED))
+        await lane.due.settle([(claim, Complete()) for claim in await lane.due.claim(10)])
+        theirs = await lane.insert(len(ENDED), last_queued_at=(await lane.row(ours[0]))["last_queued_at"])
+        tokens = {id: (await lane.row(id))["token"] for id in ours + theirs}
+        for id, ended in zip(ours + theirs, ENDED * 2, strict=True):
+            await another(lane, id, ended)
+            back = "status = 'Pending', attempt_count = 0"
+            await another(lane, id, f"{back}, next_attempt_at = CURRENT_TIMESTAMP")
+        claims = await lane.due.claim(100)
+        assert sorted(claim.id for claim in claims) == ours + theirs
+        await lane.due.settle([(claim, Complete()) for claim in claims])
+        assert await lane.due.claim(100) == [], "once"
+        for id, ended in zip(ours + theirs, ENDED * 2, strict=True):
+            assert ((await sending(lane, id)).item.token != tokens[id]) == ("Sent" in ended), ended
+
+
+@pytest.mark.clause("OUT-15", "RTY-22")
+async def test_what_was_cancelled_while_it_was_queued_is_published_when_it_is_put_back(
+    lane: EmailBench,
+) -> None:
+    (id,) = await published(lane)
+    assert await lane.emails.cancel([id]) == [id]
+    await another(lane, id, "status = 'Pending'")
+    assert [claim.id for claim in await lane.due.claim(10)] == [id]
+
+
+@pytest.mark.clause("RTY-12", "RTY-22")
+async def test_what_others_publish_and_what_we_requeue_is_not_taken_for_put_back(lane: EmailBench) -> None:
+    retried, dated, requeued = await failed(lane, 3, due=False)
+    for id in (retried, dated, requeued):
+        await another(lane, id, "claim_seq = 5, last_queued_at = created_at")
+    await another(lane, retried, "status = 'Pending'")
+    await another(lane, dated, "status = 'Dead'")
+    await another(lane, dated, "status = 'Pending', attempt_count = 0, last_queued_at = CURRENT_TIMESTAMP")
+    await lane.emails.requeue([requeued])
+    assert [claim.id for claim in await lane.due.claim(10)] == [requeued]
+    row = await lane.row(requeued)
+    assert (row["claim_seq"], row["ended_claim"]) == (7, 6), "one by the requeue and one by the claim"
+
+
 @pytest.mark.clause("RTY-22")
 async def test_new_rows_are_published_only_where_that_is_said(database_url: str) -> None:
     async with email_bench(database_url, email_publish_new=False) as lane:
@@ -436,6 +500,34 @@ async def test_a_message_for_what_is_done_leased_failed_or_unknown_claims_nothin
     ]
 
 
+@pytest.mark.clause("RTY-19", "RTY-12")
+async def test_a_second_message_claims_nothing_while_another_sender_holds_the_row(lane: EmailBench) -> None:
+    """It took the message that we published. Nothing of ours is locked, so the lock is no scheduler's."""
+    (id,) = await published(lane)
+    await lane.shift(id, -120, "locked_until")
+    assert isinstance(await claim_one(lane, id), Dropped)
+    await lane.shift(id, 600, "locked_until")
+    assert isinstance(await claim_one(lane, id), Claim), "it has died"
+
+
+@pytest.mark.clause("RTY-23")
+async def test_what_another_scheduler_has_published_after_ours_is_claimed_under_its_lock(
+    lane: EmailBench,
+) -> None:
+    """Its sender failed, or ended it and a person put it back; and it notes no time and keeps its lock."""
+    for status, put_back in product(("Failed", "RetryQueued", "Pending"), (True, False)):
+        (id,) = await published(lane)
+        await lane.age(id, 600)
+        if put_back:
+            await lane.set(id, status="Dead")
+        await lane.set(id, status="Failed", attempt_count=1)
+        if not put_back:
+            await lane.set(id, next_attempt_at=(await lane.row(id))["created_at"])
+        await lane.shift(id, -120, "locked_until")
+        await lane.set(id, status=status)
+        assert isinstance(await claim_one(lane, id), Claim), (status, put_back)
+
+
 @pytest.mark.clause("RTY-12")
 async def test_of_two_messages_that_come_together_one_gets_the_row(lane: EmailBench) -> None:
     (id,) = await lane.insert()
@@ -563,6 +655,39 @@ async def test_the_tables_have_the_contracts_columns_and_index(lane: EmailBench)
     else:
         found = await lane.sql("SELECT name FROM pragma_index_info('email_log_due')")
         assert [column["name"] for column in found] == ["status", "next_attempt_at"]
+
+
+#: As a version before 0007 had left them. The retry was published by a scheduler that notes no time.
+LEFT = {
+    "queued": "'Pending', 0, 1, '{now}', NULL",
+    "dead": "'Dead', 1, 2, '{now}', '{now}'",
+    "put back": "'Pending', 0, 2, '{now}', '{now}'",
+    "retried": "'Pending', 1, 2, '{now}', '{now}'",
+}
+
+
+@pytest.mark.clause("RTY-16", "RTY-20", "RTY-22", "OUT-15")
+async def test_what_was_there_before_the_upgrade_is_known_for_what_it_is(database_url: str) -> None:
+    database = connect(database_url)
+    wanted = load_migrations(["homing.lanes.email_log"], database.dialect)
+    await migrate(database, [one for one in wanted if one.version < 7])
+    now = f"{datetime.now(UTC) - timedelta(minutes=10):%Y-%m-%dT%H:%M:%S.000Z}"
+    rows = ", ".join(f"('a@example.org', 's', 'b', {left.format(now=now)})" for left in LEFT.values())
+    await database.run_script(
+        "INSERT INTO email_log (to_address, subject, body, status, attempt_count, claim_seq, last_queued_at, "
+        f"last_attempt_at) VALUES {rows};"
+    )
+    await database.close()
+    queued, dead, put_back, retried = range(1, 5)
+    async with email_bench(database_url) as lane:
+        await lane.due.sweep(10)
+        assert (await lane.row(dead))["announced_at"] is not None
+        value = lane.homing.telemetry.registry.get_sample_value
+        assert value("homing_emails_dead_total", {"reason": ""}) is None, "it was counted when it died"
+        await lane.deliver()
+        assert await lane.states([queued, dead, put_back, retried]) == ["Pending", "Dead", "Sent", "Pending"]
+        await seen(lane, is_gone=True)
+        assert await found_lost(lane) == [queued, retried], "their messages are ours"
 
 
 @pytest.mark.clause("RTY-02")

@@ -35,6 +35,11 @@ id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_q
 -- is nobody else's, and what we send will be settled. A version that does not write leased_until claims by claim_seq.
 (locked_by IS NOT NULL AND (leased_claim IS DISTINCT FROM claim_seq OR coalesce(locked_until = leased_until, true)))
 
+-- fragment: a_senders
+-- Our scheduler published it and let go of it, and it has not failed since, which moves its time, nor was it put back: so
+-- whoever has locked it since is a sender.
+(status = 'Pending' AND published_at = last_queued_at AND next_attempt_at <= published_at AND reopened_at IS NULL)
+
 -- fragment: put_back
 -- It had ended, and a person wants it sent again, by whichever SQL.
 (e.ended_claim IS NOT NULL OR e.sent_at IS NOT NULL)
@@ -47,8 +52,9 @@ id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_q
 -- name: claim_these
 -- The rows that messages name, if they are still to be sent and nobody sends them: in every state in which a scheduler
 -- may leave them. One of ours that has not yet written down that it published is overtaken: its settle finds another
--- fence. A lock of another program is its scheduler's, which may keep it until the row is sent; only where the message
--- was handed out before it may be a sender's. A lock of ours that is over belongs to the rescue, which counts it.
+-- fence. A lock of another program is its scheduler's, which may keep it until the row is sent; it may be a sender's where
+-- the message was handed out before, and is one where the message was ours. A lock of ours that is over belongs to the
+-- rescue, which counts it.
 --
 -- What was put back goes to those who have not accepted it; if it was sent, to all of them again, under a Message-ID
 -- that their servers have not seen.
@@ -58,7 +64,7 @@ WITH wanted AS MATERIALIZED (
     GROUP BY b.id, b.key
 ), free AS MATERIALIZED (
     SELECT id, message_key,
-        locked_until IS NOT NULL AND NOT {ours} AS to_the_first,
+        locked_until IS NOT NULL AND NOT {ours} AND {a_senders} IS NOT TRUE AS to_the_first,
         CASE WHEN locked_until IS NULL THEN status <> 'Failed'
              WHEN {ours} THEN status = 'RetryQueued' OR last_queued_at IS NULL
              ELSE locked_until < now() END AS to_all

@@ -41,6 +41,9 @@ batch AS MATERIALIZED (
 -- fragment: ours
 (locked_by IS NOT NULL AND (leased_claim IS NOT claim_seq OR coalesce(locked_until = leased_until, 1)))
 
+-- fragment: a_senders
+(status = 'Pending' AND published_at = last_queued_at AND next_attempt_at <= published_at AND reopened_at IS NULL)
+
 -- fragment: put_back
 (ended_claim IS NOT NULL OR sent_at IS NOT NULL)
 
@@ -78,7 +81,7 @@ WHERE email_log.id = wanted.id AND email_log.message_key = wanted.key
   AND (status IN ('Pending', 'RetryQueued') OR status = 'Failed' AND locked_until IS NOT NULL)
   AND (CASE WHEN locked_until IS NULL THEN status <> 'Failed'
             WHEN {ours} THEN status = 'RetryQueued' OR last_queued_at IS NULL
-            ELSE locked_until < {now} OR NOT wanted.again END)
+            ELSE locked_until < {now} OR NOT wanted.again AND {a_senders} IS NOT TRUE END)
 RETURNING {claimed}
 
 -- name: states
