@@ -33,7 +33,9 @@ async def operator(door: Door) -> AsyncIterator[Visitor]:
 
 @pytest.fixture
 async def sink() -> AsyncIterator[HttpSink]:
-    async with HttpSink({"/broken": Answer(status=500, body=b"<b>no</b>")}) as sink:
+    async with HttpSink(
+        {path: Answer(status=500, body=b"<b>no</b>") for path in ("/broken", "/worse")}
+    ) as sink:
         yield sink
 
 
@@ -50,6 +52,10 @@ async def test_targets_are_listed_with_what_waits_and_what_went_wrong(
     for _ in range(2):
         await jobs.create(f"{sink.url}/broken")
         await jobs.run_batch()
+    assert "one URL left alone" in await operator.read("/targets")
+    await jobs.pass_time(60)
+    await jobs.create(f"{sink.url}/worse")
+    await jobs.run_batch()
     await jobs.create("http://127.0.0.9:1/odd", 3)
     page = await operator.read("/targets")
     assert page.count('<th scope="row">') == 2

@@ -326,13 +326,14 @@ def _is_known(one: LoadedTarget) -> bool:
 
 def _listed(one: LoadedTarget) -> dict[str, Any]:
     view = one.view
+    one_url = view.state == "closed" and view.until is not None
     return {
         "name": view.target,
         "credentials": view.credentials_id,
         "path": link("/targets/one", target=view.target, credentials=view.credentials_id),
         "state": view.state,
-        "word": _WORDS[view.state],
-        "tone": _TONES[view.state],
+        "word": "one URL left alone" if one_url else _WORDS[view.state],
+        "tone": _TONES["half_open" if one_url else view.state],
         "until": instant(view.until),
         "reason": view.reason,
         "failures": view.failures,
