@@ -55,7 +55,7 @@ async def test_a_large_email_is_put_in_among_small_ones_as_it_is(lane: EmailBenc
         "html_body": "<p>Hello.</p>",
         "variables": {"name": "Zoë"},
         "headers": {"X-A": "1"},
-        "attachments": (StoredAttachment(filename="a.bin", content="YQ=="),),
+        "attachments": (StoredAttachment(filename="a.bin", content=b"a"),),
     }
     emails = [
         NewEmail(
