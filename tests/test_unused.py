@@ -22,10 +22,7 @@ from typing import Final, TypeAlias
 ROOT: Final = Path(__file__).parent.parent
 #: By name: who calls it, since nothing in `src/` does.
 EXCEPTIONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
-        "httptools calls them",
-    ),
+    "on_message_complete": "httptools calls it",
     "answer_next": "memory:// is a sender for tests, of ours and of others: they say how it answers",
     "finished": "a test waits for all that was taken on; a process drains, with a limit",
     "topics": "tests see by it that nothing is looked at for those who have left",

@@ -148,6 +148,7 @@ def _jobs(ids: list[str], credentials: str, token: Callable[[str], str]) -> Iter
     process, bearer = "POST /api/dispatch/process", {"Authorization": f"Bearer {token(ids[0])}"}
     yield Call(process, 400, json={"messageId": ids[0]}, headers=bearer)
     yield Call(process, 400, json={"id": ids[0]}, headers=bearer)
+    yield Call(process, 413, json={"messageId": "x" * 4096}, headers=bearer)
     yield Call(process, 401, json={"messageId": ids[0]}, headers={"Authorization": "Bearer wrong"})
     yield Call(process, 200, json={"messageId": ids[1]}, headers={"Authorization": f"Bearer {token(ids[1])}"})
     yield Call(f"GET {jobs}/{{job_id}}", 200, one)
@@ -494,7 +495,7 @@ async def test_with_a_malformed_body(contract: Contract) -> None:
     """What is no such body where one is taken, and JSON that is nested too deep anywhere."""
     await walk(contract, 400, lambda facts: facts.changes, content=TOO_DEEP, json=None, headers=JSON)
     for operation, facts in contract.walked():
-        for body in (b"[" * 5000, b'{"a": ', b'{"nothing": 1}', b"[]", b"\xff") if facts.takes_body else ():
+        for body in (b"[" * 4000, b'{"a": ', b'{"nothing": 1}', b"[]", b"\xff") if facts.takes_body else ():
             answer = await contract.well_formed(operation, content=body, json=None, headers=JSON)
             assert answer.status_code == 400, (operation.name, body[:20])
 
