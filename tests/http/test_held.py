@@ -117,7 +117,8 @@ async def answered(app: Any, method: str, path: str, query: str = "") -> int:
     scope = {
         "type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path,
         "root_path": "", "raw_path": quote(path).encode(), "query_string": query.encode(),
-        "server": ("127.0.0.1", 80), "headers": [(b"host", b"127.0.0.1"), (b"accept", b"text/html")], "client": ("127.0.0.1", 1),
+        "headers": [(b"host", b"127.0.0.1"), (b"accept", b"text/html")],
+        "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     }  # fmt: skip
     await app(scope, receive, send)
     return statuses[0]
@@ -238,7 +239,7 @@ async def test_the_largest_bodies_hold_nothing(database_url: str) -> None:
                 answer = await door.ask("POST", path, content=msgspec.json.encode(body), headers=JSON)
                 assert answer.status_code < 500, (path, name, answer.text)
         for name, text in ODD.items():
-            for path in LARGE:
+            for path in ("/api/mail", "/api/dispatch/jobs/batch"):
                 answer = await door.ask("POST", path, content=text, headers=JSON)
                 assert 400 <= answer.status_code < 500, (path, name, answer.text)
         for row in await door.sql("SELECT id FROM mail_outbox WHERE subject = '' OR attachments IS NOT NULL"):

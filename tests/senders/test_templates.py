@@ -3,15 +3,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import process_time
+from time import process_time, thread_time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homing.senders import templates as module
 from homing.senders.mail import SendErrorCode
-from homing.senders.templates import Rendered, TemplateProblem, Templates, text_from_html
+from homing.senders.templates import Rendered, TakesLong, TemplateProblem, Templates, text_from_html
 
 SECRET = "secret-value"
 
@@ -469,3 +470,82 @@ def test_broken_html_takes_linear_time(piece: str) -> None:
     # The standard library's parser needs half a minute for some of these; 2 s is a hundred times
     # what they take here, so that a busy machine does not matter.
     assert seconds(20_000) < 2
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────
+
+#: Templates that would go on for minutes, or for ever, and print nothing.
+ENDLESS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in rows %}{% for b in rows if b == a %}{{ loop.first }}{% endfor %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% for a in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    "{% for a in [1] recursive %}{% if loop.depth < 60 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
+    "{% import 'open-seat/forever.txt' as other %}{{ other.m(60) }}",
+]
+#: Templates that would fill the memory in no time.
+GROWING = [
+    "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{{ 'a'|center(4000000000) }}",
+    "{{ 'a\nb'|indent(4000000000) }}",
+    "{{ rows|batch(4000000000, 'x')|list }}",
+    "{{ 'a'.ljust(4000000000) }}",
+    "{{ rows|tojson(indent=4000000000) }}",
+]
+
+
+def forever(write: Write, text: str) -> Templates:
+    macro = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+    return write({**seat(text=text), "open-seat/forever.txt": macro})
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_a_template_ends_in_time(write: Write, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = forever(write, text)
+    variables = {"name": "Ann", "rows": list(range(100_000))}
+    began = thread_time()
+    with pytest.raises(TakesLong):
+        templates.render("open-seat", variables, "en", hurried=True)
+    assert thread_time() - began < 0.05, "as long as a request may take"
+    monkeypatch.setattr(module, "RENDER_SECONDS", 0.2)
+    message = problem(templates.render("open-seat", variables, "en"), SendErrorCode.VALIDATION_ERROR)
+    assert "en.txt takes longer than 0.2 s" in message
+    # The budget is the mail's: the next one has its own.
+    write(seat(text="{% for a in rows %}{% if a < 3 %}{{ a }}{% endif %}{% endfor %}"))
+    assert rendered(templates.render("open-seat", variables, "en")).text == "012"
+
+
+@pytest.mark.parametrize("text", GROWING)
+def test_a_template_does_not_fill_the_memory(write: Write, text: str) -> None:
+    templates = write(seat(text=text))
+    variables = {"name": "Ann", "rows": [1, 2, 3]}
+    message = problem(templates.render("open-seat", variables, "en"), SendErrorCode.VALIDATION_ERROR)
+    assert "cannot be rendered (_TooLargeError)" in message
+
+
+def test_a_large_html_is_made_a_text_without_hurry(write: Write) -> None:
+    html = "{% for row in rows %}<p>{{ row }}</p>{% endfor %}"
+    templates = write({"note/en.subject.txt": "S", "note/en.html": html})
+    variables = {"rows": ["some words"] * 2000}
+    with pytest.raises(TakesLong):
+        templates.render("note", variables, "en", hurried=True)
+    assert rendered(templates.render("note", variables, "en")).text.count("some words") == 2000
+
+
+def test_loops_know_their_place(write: Write) -> None:
+    text = (
+        "{% for a in rows %}{{ loop.index }}/{{ loop.length }}{{ '' if loop.last else ',' }}"
+        "{% else %}none{% endfor %}"
+        "{% for key, value in more.items() %} {{ key }}={{ value ~ '!' }}{% endfor %}"
+        "{% for a in tree recursive %} {{ a.n }}{% if a.under %}({{ loop(a.under) }} ){% endif %}{% endfor %}"
+    )
+    templates = write(seat(text=text))
+    tree = [{"n": 1, "under": [{"n": 2, "under": []}, {"n": 3, "under": []}]}, {"n": 4, "under": []}]
+    given = {"name": "Ann", "rows": ["a", "b", "c"], "more": {"x": 1}, "tree": tree}
+    assert rendered(templates.render("open-seat", given, "en")).text == "1/3,2/3,3/3 x=1! 1( 2 3 ) 4"
+    assert (
+        rendered(templates.render("open-seat", {**given, "rows": [], "more": {}, "tree": []}, "en")).text
+        == "none"
+    )

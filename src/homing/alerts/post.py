@@ -25,7 +25,8 @@ from homing.lanes.dispatch_jobs.jobs import DispatchJobs
 from homing.lanes.dispatch_jobs.target import target_of
 from homing.lanes.mail_outbox.mail import ALERT_KEY, NewMail
 from homing.lanes.mail_outbox.outbox import MailOutbox, new_token
-from homing.senders.templates import Rendered, Templates
+from homing.senders.mail import SendErrorCode
+from homing.senders.templates import Rendered, TakesLong, TemplateProblem, Templates
 from homing.telemetry import Telemetry
 
 
@@ -216,7 +217,12 @@ class Post:
     def _render(self, alert: Told, words: Words) -> Rendered:
         variables = self._variables(alert, words)
         for templates in (self._templates, self._packaged):
-            rendered = templates.render(TEMPLATE, variables, "en")
+            try:
+                rendered = templates.render(TEMPLATE, variables, "en", hurried=True)
+            except TakesLong:
+                rendered = TemplateProblem(
+                    SendErrorCode.VALIDATION_ERROR, f"template {TEMPLATE}: takes too long"
+                )
             if isinstance(rendered, Rendered):
                 return rendered
             self._telemetry.log.error("alert.template_failed", error=rendered.message)

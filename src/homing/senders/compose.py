@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.db import instant
+from homing.engine.aside import LARGE
 from homing.senders.addresses import (
     Address,
     InvalidAddress,
@@ -18,7 +19,7 @@ from homing.senders.addresses import (
     split_address_list,
 )
 from homing.senders.mail import Attachment, MailMessage, SendErrorCode, Verdict
-from homing.senders.templates import TemplateProblem, Templates, text_from_html
+from homing.senders.templates import TakesLong, TemplateProblem, Templates, text_from_html
 
 
 class StoredMail(Protocol):
@@ -155,10 +156,18 @@ def _earlier(mail: StoredMail) -> dict[str, Verdict]:
 
 
 def compose(
-    mail: StoredMail, envelope: Envelope, templates: Templates, default_sender: str, attachments: str | None
+    mail: StoredMail,
+    envelope: Envelope,
+    templates: Templates,
+    default_sender: str,
+    attachments: str | None,
+    *,
+    hurried: bool = False,
 ) -> MailMessage | Problem:
-    """The mail for those recipients that are still open."""
-    content = _content(mail, templates)
+    """The mail for those recipients that are still open. When `hurried` it may raise `TakesLong`."""
+    if hurried and _is_large(mail, attachments):
+        raise TakesLong
+    content = _content(mail, templates, hurried=hurried)
     if isinstance(content, Problem):
         return content
     try:
@@ -169,21 +178,26 @@ def compose(
         return Problem(SendErrorCode.VALIDATION_ERROR, f"a JSON column of the row cannot be read: {error}")
 
 
-def _content(mail: StoredMail, templates: Templates) -> Content | Problem:
+def _is_large(mail: StoredMail, attachments: str | None) -> bool:
+    given = (mail.text_body, mail.html_body, mail.variables, attachments)
+    return sum(len(text) for text in given if text) > LARGE
+
+
+def _content(mail: StoredMail, templates: Templates, *, hurried: bool) -> Content | Problem:
     if mail.template is not None:
-        return _rendered(mail, mail.template, templates)
+        return _rendered(mail, mail.template, templates, hurried=hurried)
     text = mail.text_body
     if text is None and mail.html_body is not None:
         text = text_from_html(mail.html_body)
     return Content(mail.subject, text, mail.html_body)
 
 
-def _rendered(mail: StoredMail, template: str, templates: Templates) -> Content | Problem:
+def _rendered(mail: StoredMail, template: str, templates: Templates, *, hurried: bool) -> Content | Problem:
     try:
         variables: dict[str, Any] = _read_object(mail.variables) if mail.variables else {}
     except msgspec.DecodeError as error:
         return Problem(SendErrorCode.VALIDATION_ERROR, f"variables cannot be read: {error}")
-    rendered = templates.render(template, variables, mail.locale)
+    rendered = templates.render(template, variables, mail.locale, hurried=hurried)
     if isinstance(rendered, TemplateProblem):
         return Problem(rendered.code, rendered.message)
     # A subject in the row goes before the template's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from homing.db.plain import plain
 from homing.engine.model import Delivered, Failure, Outcome, Reject, Retry
 from homing.senders.compose import Envelope, Problem, StoredMail, compose, envelope_of
 from homing.senders.mail import MailSender, SendErrorCode, SendResult, Verdict
-from homing.senders.templates import Templates
+from homing.senders.templates import TakesLong, Templates
 
 _ACCEPTED = Verdict("accepted")
 
@@ -46,7 +47,11 @@ class Mailing:
         if not envelope.open:
             return conclude(envelope, envelope.verdicts, None)
         attachments = await read_attachments() if mail.has_attachments else None
-        message = compose(mail, envelope, self._templates, self._default_sender, attachments)
+        given = (mail, envelope, self._templates, self._default_sender, attachments)
+        try:
+            message = compose(*given, hurried=True)
+        except TakesLong:
+            message = await to_thread(compose, *given)
         if isinstance(message, Problem):
             return _refusal(message)
         result = await self._sender.send(message)

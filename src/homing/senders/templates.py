@@ -10,18 +10,21 @@ looked through file by file, so that one file in an operator's folder replaces j
 
 Templates are written by whoever runs Homing, variables come from anywhere. So values are escaped in
 html, cannot be called into mischief (a sandbox) nor blow up the output, and never stand in an error.
+A mail has a budget of CPU time, which is looked at where a template may go on for long: at each turn of a
+loop and at each call. In the event loop it is a short one; what needs more is rendered again in a thread.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, wraps
 from html import unescape
 from itertools import islice
 from pathlib import Path
-from time import monotonic
+from threading import local
+from time import monotonic, thread_time
 from typing import Any
 
 from jinja2 import (
@@ -31,9 +34,12 @@ from jinja2 import (
     TemplateError,
     TemplateSyntaxError,
     UndefinedError,
+    nodes,
+    pass_context,
 )
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 from msgspec import Struct
@@ -43,6 +49,14 @@ from homing.senders.mail import SendErrorCode
 
 #: The most that one part of a mail may become.
 RENDER_LIMIT = 1_000_000
+#: Seconds of CPU time for a mail: where all others wait for it, and where nobody does.
+HURRIED_SECONDS, RENDER_SECONDS = 0.02, 2.0
+#: The most html, in characters, of which a text is made in a hurry.
+_HURRIED_HTML = 16 * 1024
+#: Turns and calls between two looks at the clock, which takes as long as some turns.
+_BETWEEN_LOOKS = 32
+#: What takes a number for a width or a count.
+_SIZED_FILTERS = ("batch", "center", "indent", "slice", "tojson", "truncate", "wordwrap")
 #: What is meant where no version is asked for and no files stand outside of versions.
 _FIRST_VERSION = "v1"
 _MOST_KNOWN = 512
@@ -120,8 +134,6 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        # It makes as many paragraphs as it is asked for.
-        self._environment.globals.pop("lipsum", None)
 
     def render(
         self,
@@ -129,10 +141,15 @@ class Templates:
         variables: Mapping[str, Any],
         locale: str | None = None,
         version: str | None = None,
+        *,
+        hurried: bool = False,
     ) -> Rendered | TemplateProblem:
-        """Fill in a template in the best language there is: `de-AT`, else `de`, else the default."""
+        """Fill in a template in the best language there is: `de-AT`, else `de`, else the default.
+
+        When `hurried`, as in the event loop, it raises `TakesLong` before others notice.
+        """
         try:
-            return self._fill(self._compiled(template, locale, version), variables)
+            return self._fill(self._compiled(template, locale, version), variables, hurried=hurried)
         except _ProblemError as refused:
             return TemplateProblem(refused.code, f"template {_shown(template)}: {refused}")
 
@@ -206,12 +223,15 @@ class Templates:
 
     # ── Filling in ───────────────────────────────────────────────────────────────────────────────
 
-    def _fill(self, found: _Compiled, variables: Mapping[str, Any]) -> Rendered:
+    def _fill(self, found: _Compiled, variables: Mapping[str, Any], *, hurried: bool) -> Rendered:
+        self._environment.begin(hurried=hurried)
         known = {**self._environment.globals, **variables}
         subject = self._render(found.subject, known).strip("\r\n ")
         if CONTROL.search(subject):
             raise _ProblemError("the subject contains a line break or another control character")
         html = self._render(found.html, known) if found.html else None
+        if hurried and not found.text and len(html or "") > _HURRIED_HTML:
+            raise TakesLong
         text = self._render(found.text, known) if found.text else text_from_html(html or "")
         return Rendered(subject, text, html, found.locale)
 
@@ -229,6 +249,8 @@ class Templates:
             case _MissingError():
                 message = f"{file} needs {self._named(failed.message or '', name)}"
                 return _ProblemError(message, SendErrorCode.TEMPLATE_VARIABLE_MISSING)
+            case _TooSlowError():
+                return _ProblemError(f"{file} takes longer than {RENDER_SECONDS:g} s")
             case TemplateSyntaxError():
                 # Its message quotes the template, which may be long, so the line has to do.
                 return _ProblemError(f"{file} has a syntax error in line {failed.lineno}")
@@ -249,6 +271,10 @@ class Templates:
         return path.read_text(encoding="utf-8", errors="replace") if path else ""
 
 
+class TakesLong(Exception):
+    """A mail is not rendered in a moment."""
+
+
 class _ProblemError(Exception):
     """How the methods above say why, on the way up to `render`, which returns it as a value."""
 
@@ -263,6 +289,10 @@ class _MissingError(UndefinedError):
 
 class _TooLargeError(SecurityError):
     """A part of the mail, or a value on its way there, grows past the limit."""
+
+
+class _TooSlowError(SecurityError):
+    """The mail takes more time than it has."""
 
 
 class _Missing(StrictUndefined):
@@ -286,10 +316,68 @@ class _Missing(StrictUndefined):
         return f"{'.' if inside else ''}{self._undefined_name}"
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox of Jinja, which also limits ranges, and no arithmetic that makes huge values."""
+class _Budget(local):
+    """What is left of the time that a mail has; each thread renders one at a time."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    def __init__(self) -> None:
+        self.begin(hurried=False)
+
+    def begin(self, *, hurried: bool) -> None:
+        self._left = _BETWEEN_LOOKS
+        self._hurried = hurried
+        self._until = thread_time() + (HURRIED_SECONDS if hurried else RENDER_SECONDS)
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        self._left = _BETWEEN_LOOKS
+        if thread_time() > self._until:
+            raise TakesLong if self._hurried else _TooSlowError("too slow")
+
+
+class _Generator(CodeGenerator):
+    """Lets loops pass by the budget, and joined texts by the limit."""
+
+    def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:  # noqa: N802 - as Jinja calls it
+        for loop in node.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_turns", [], [], None, None, lineno=loop.lineno)
+        super().visit_Template(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802
+        self.write("environment.filters['_limited'](")
+        super().visit_Concat(node, frame)
+        self.write(")")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox of Jinja, which also limits ranges, and nothing that makes huge values or takes long."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+    code_generator_class = _Generator
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._budget = _Budget()
+        self.begin = self._budget.begin
+        # It makes as many paragraphs as it is asked for.
+        self.globals.pop("lipsum", None)
+        self.filters |= {name: _with_small_numbers(self.filters[name]) for name in _SIZED_FILTERS}
+        self.filters |= {"_turns": self._turns, "_limited": _limited}
+
+    @pass_context
+    def _turns(self, _context: Context, items: Iterable[Any]) -> Iterator[Any]:
+        spend = self._budget.spend
+        for item in items:
+            spend()
+            yield item
+
+    def call(self, context: Context, callee: Any, *args: Any, **kwargs: Any) -> Any:
+        self._budget.spend()
+        _require_small_numbers(args, kwargs)
+        if isinstance(callee, LoopContext) and args:
+            args = (self._turns(context, args[0]), *args[1:])
+        return super().call(context, callee, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if _grown(operator, left, right) > RENDER_LIMIT:
@@ -297,8 +385,32 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+def _limited(text: str) -> str:
+    if len(text) > RENDER_LIMIT:
+        raise _TooLargeError("too large")
+    return text
+
+
+def _with_small_numbers(filter: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(filter)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _require_small_numbers(args[1:], kwargs)
+        return filter(*args, **kwargs)
+
+    return checked
+
+
+def _require_small_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """A number that is given to something may be a width, for which it makes as many blanks."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int) and value > RENDER_LIMIT:
+            raise _TooLargeError("too large")
+
+
 def _grown(operator: str, left: Any, right: Any) -> float:
-    """Estimate the size of a product or a power; numbers count by their bits."""
+    """Estimate the size of a sum, a product or a power; numbers count by their bits."""
+    if operator == "+":
+        return _weight(left) + _weight(right)
     if operator == "**":
         return _weight(left) * right if isinstance(right, int) else 0
     if isinstance(left, int) and isinstance(right, int):

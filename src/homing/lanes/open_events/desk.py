@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -111,7 +112,9 @@ class NotificationDesk(TableDesk[Notifications]):
             row["open_event_id"], row["subscription_id"], row["dedupe_key"], has_error=False, has_ended=False,
             claimed_at=at, claimed=0.0,
         )  # fmt: skip
-        composed = self._lane.compose(Claim(number, 0, 0, item), event_of(events[0]), subscriber)
+        composed = await to_thread(
+            self._lane.compose, Claim(number, 0, 0, item), event_of(events[0]), subscriber
+        )
         return composed if isinstance(composed, MailMessage) else f"{composed.failure.message}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from asyncio import to_thread
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -38,7 +39,7 @@ from homing.lanes.open_events.payload import Jobs, Unusable, check
 from homing.lanes.open_events.preferences import Preferences, read_preferences, waits_until
 from homing.senders.addresses import InvalidAddress, check_address, parse_address
 from homing.senders.mail import MailMessage, MailSender, SendErrorCode, SendResult, is_retryable
-from homing.senders.templates import Rendered, TemplateProblem, Templates
+from homing.senders.templates import Rendered, TakesLong, TemplateProblem, Templates
 
 #: Another program may change what a subscriber wants at any time, so who waits is looked at again this often.
 LONGEST_LOOK_AWAY = 15 * 60.0
@@ -119,7 +120,10 @@ class OpenEventsLane:
             return _orphaned("open event" if event is None else "subscription")
         if (objection := self._objection(claim, event, subscriber)) is not None:
             return objection
-        message = self.compose(claim, event, subscriber)
+        try:
+            message = self.compose(claim, event, subscriber, hurried=True)
+        except TakesLong:
+            message = await to_thread(self.compose, claim, event, subscriber)
         if not isinstance(message, MailMessage):
             return message
         with self._last_look.expecting(
@@ -187,27 +191,34 @@ class OpenEventsLane:
     # ── what ─────────────────────────────────────────────────────────────────────────────────────
 
     def compose(
-        self, claim: Claim[Notification], event: OpenEvent, subscriber: Subscriber
+        self, claim: Claim[Notification], event: OpenEvent, subscriber: Subscriber, *, hurried: bool = False
     ) -> MailMessage | Reject:
-        """The mail, whether or not it is to be sent; or why there can be none."""
+        """The mail, whether or not it is to be sent; or why there can be none. `hurried`, it may raise."""
         job = self._jobs.build(claim.id, claim.item, event, subscriber)
         problem = check(job)
         if problem is not None:
             return _unusable(problem)
-        rendered = self._rendered(job["template"], job["links"], *self._jobs.shared(event, subscriber))
+        shared = self._jobs.shared(event, subscriber)
+        rendered = self._rendered(job["template"], job["links"], *shared, hurried=hurried)
         if isinstance(rendered, TemplateProblem):
             return _unusable(rendered)
         return self._message(claim, job, rendered)
 
     def _rendered(
-        self, template: Mapping[str, Any], links: Mapping[str, str], locale: str, shared: Mapping[str, Any]
+        self,
+        template: Mapping[str, Any],
+        links: Mapping[str, str],
+        locale: str,
+        shared: Mapping[str, Any],
+        *,
+        hurried: bool,
     ) -> Letter | Rendered | TemplateProblem:
         id, version = template["id"], template["version"]
         return self._letters.write(
             (id, version, locale),
             shared,
             links,
-            lambda links: self._templates.render(id, {**shared, **links}, locale, version),
+            lambda links: self._templates.render(id, {**shared, **links}, locale, version, hurried=hurried),
         )
 
     def _message(

@@ -64,9 +64,11 @@ class Letters:
         """What `render` would give for these links; `shared` is the same object for all who get the same."""
         self._forget_the_old()
         key = (template, id(shared))
-        if key not in self._letters:
-            self._letters[key] = shared, _cut(links, render)
-        letter = self._letters[key][1]
+        known = self._letters.get(key)
+        if known is None:
+            # Some are written in threads: what is found is held, whoever forgets it meanwhile.
+            known = self._letters[key] = shared, _cut(links, render)
+        letter = known[1]
         return render(links) if letter is None else _fill(letter, links)
 
     def _forget_the_old(self) -> None:
