@@ -36,8 +36,11 @@ class Collections:
 
 
 @pytest.fixture(autouse=True)
-def holds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Who held the loop, and for how long. A test that wants it so clears the list."""
+def holds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Who held the loop, and for how long. A test that wants it so clears the list.
+
+    Requests are watched in every test; in those of the API and its pages also the tasks of the product.
+    """
     found: list[str] = []
     collections = Collections()
     tell_of_request, create_task = Telemetry.loop_held, Loop.create_task
@@ -55,7 +58,8 @@ def holds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(loop_watch, "thread_time", lambda: time.thread_time() - collections.seconds)
     monkeypatch.setattr(Telemetry, "loop_held", loop_held)
-    monkeypatch.setattr(Loop, "create_task", watched_task)
+    if "http" in request.path.parts:
+        monkeypatch.setattr(Loop, "create_task", watched_task)
     gc.callbacks.append(collections)
     yield found
     gc.callbacks.remove(collections)

@@ -23,24 +23,27 @@ class Stretches(Coroutine[Any, Any, Any]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], tell: Callable[[float], None]) -> None:
         self._coroutine, self._tell = coroutine, tell
+        self._send = coroutine.send
 
     def send(self, value: Any) -> Any:
-        return self._measured(self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._measured(self._coroutine.throw, *error)
-
-    def _measured(self, step: Callable[..., Any], *given: Any) -> Any:
         began, cpu_began = perf_counter(), thread_time()
         try:
-            return step(*given)
+            return self._send(value)
         finally:
-            # The other clock takes a call into the system, and never shows more than this one.
-            if (
-                perf_counter() - began > LONGEST_STRETCH
-                and (spent := thread_time() - cpu_began) > LONGEST_STRETCH
-            ):
-                self._tell(spent)
+            if perf_counter() - began > LONGEST_STRETCH:
+                self._judge(cpu_began)
+
+    def throw(self, *error: Any) -> Any:
+        cpu_began = thread_time()
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            self._judge(cpu_began)
+
+    def _judge(self, cpu_began: float) -> None:
+        """Asked only where the other clock, which costs no call into the system, has shown as much."""
+        if (spent := thread_time() - cpu_began) > LONGEST_STRETCH:
+            self._tell(spent)
 
     def close(self) -> None:
         self._coroutine.close()
