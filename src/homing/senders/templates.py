@@ -337,26 +337,18 @@ class _Budget(local):
             raise TakesLong if self._hurried else _TooSlowError("too slow")
 
 
-class _Transformer(NodeTransformer):
+class _Generator(CodeGenerator):
     """Lets loops pass by the budget, and joined texts by the limit."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - as Jinja calls it
-        self.generic_visit(node)
-        node.iter = _filtered(node.iter, "_turns")
-        return node
+    def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:  # noqa: N802 - as Jinja calls it
+        for loop in node.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_turns", [], [], None, None, lineno=loop.lineno)
+        super().visit_Template(node, frame)
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(node, "_limited")
-
-
-def _filtered(node: Any, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-class _Generator(CodeGenerator):
-    def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:  # noqa: N802
-        super().visit_Template(_Transformer().visit(node), frame)
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802
+        self.write("environment.filters['_limited'](")
+        super().visit_Concat(node, frame)
+        self.write(")")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
