@@ -260,6 +260,67 @@ async def test_what_another_program_has_published_or_taken_is_never_lost(away: E
     assert await found_lost(away) == []
 
 
+async def another(lane: EmailBench, id: int, sets: str) -> None:
+    """What another program, or a person, writes by plain SQL."""
+    await lane.sql(f"UPDATE email_log SET {sets} WHERE id = :id RETURNING id", id=id)
+
+
+#: How another sender ends an email.
+ENDED = (
+    "status = 'Sent'",
+    "status = 'Sent', sent_at = CURRENT_TIMESTAMP",
+    "status = 'Dead'",
+    "status = 'Dead', last_attempt_at = CURRENT_TIMESTAMP",
+    "status = 'Failed', attempt_count = 3, next_attempt_at = NULL",
+)
+
+
+@pytest.mark.clause("OUT-15", "RTY-22")
+@pytest.mark.parametrize("publish_new", [True, False])
+async def test_what_another_sender_has_ended_is_published_when_it_is_put_back_as_pending(
+    database_url: str, *, publish_new: bool
+) -> None:
+    async with email_bench(database_url, email_publish_new=publish_new) as lane:
+        ours = await failed(lane, len(ENDED))
+        await lane.due.settle([(claim, Complete()) for claim in await lane.due.claim(10)])
+        theirs = await lane.insert(len(ENDED), last_queued_at=(await lane.row(ours[0]))["last_queued_at"])
+        tokens = {id: (await lane.row(id))["token"] for id in ours + theirs}
+        for id, ended in zip(ours + theirs, ENDED * 2, strict=True):
+            await another(lane, id, ended)
+            back = "status = 'Pending', attempt_count = 0"
+            await another(lane, id, f"{back}, next_attempt_at = CURRENT_TIMESTAMP")
+        claims = await lane.due.claim(100)
+        assert sorted(claim.id for claim in claims) == ours + theirs
+        await lane.due.settle([(claim, Complete()) for claim in claims])
+        assert await lane.due.claim(100) == [], "once"
+        for id, ended in zip(ours + theirs, ENDED * 2, strict=True):
+            assert ((await sending(lane, id)).item.token != tokens[id]) == ("Sent" in ended), ended
+
+
+@pytest.mark.clause("OUT-15", "RTY-22")
+async def test_what_was_cancelled_while_it_was_queued_is_published_when_it_is_put_back(
+    lane: EmailBench,
+) -> None:
+    (id,) = await published(lane)
+    assert await lane.emails.cancel([id]) == [id]
+    await another(lane, id, "status = 'Pending'")
+    assert [claim.id for claim in await lane.due.claim(10)] == [id]
+
+
+@pytest.mark.clause("RTY-12", "RTY-22")
+async def test_what_others_publish_and_what_we_requeue_is_not_taken_for_put_back(lane: EmailBench) -> None:
+    retried, dated, requeued = await failed(lane, 3, due=False)
+    for id in (retried, dated, requeued):
+        await another(lane, id, "claim_seq = 5, last_queued_at = created_at")
+    await another(lane, retried, "status = 'Pending'")
+    await another(lane, dated, "status = 'Dead'")
+    await another(lane, dated, "status = 'Pending', attempt_count = 0, last_queued_at = CURRENT_TIMESTAMP")
+    await lane.emails.requeue([requeued])
+    assert [claim.id for claim in await lane.due.claim(10)] == [requeued]
+    row = await lane.row(requeued)
+    assert (row["claim_seq"], row["ended_claim"]) == (7, 6), "one by the requeue and one by the claim"
+
+
 @pytest.mark.clause("RTY-22")
 async def test_new_rows_are_published_only_where_that_is_said(database_url: str) -> None:
     async with email_bench(database_url, email_publish_new=False) as lane:

@@ -5,11 +5,21 @@ ALTER TABLE email_log
     -- may note no time. So if it is Pending then, that does not ask for a message.
     ADD COLUMN IF NOT EXISTS reopened_at timestamptz;
 
+-- What was put back by plain SQL, whoever had ended it: as after a requeue of ours it is no longer queued, which makes a
+-- Pending one due, and the claim after it is a new beginning. Unless whoever put it back has noted that it is published.
+--
 -- An update of its own, for few rows: a trigger before each update would lock each row twice. With the rights of the
 -- table's owner and without pg_temp before it, as homing_note_email_death.
 CREATE FUNCTION homing_note_email_reopened() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-    UPDATE email_log SET reopened_at = CASE WHEN NEW.status = 'Failed' THEN now() END WHERE id = NEW.id;
+    UPDATE email_log
+    SET reopened_at = CASE WHEN NEW.status = 'Failed' THEN now() END,
+        last_queued_at = CASE WHEN NEW.status <> 'Pending' OR NEW.last_queued_at IS DISTINCT FROM OLD.last_queued_at
+                              THEN last_queued_at END,
+        sent_at = CASE WHEN OLD.status = 'Sent' THEN coalesce(sent_at, now()) ELSE sent_at END,
+        ended_claim = claim_seq,
+        claim_seq = claim_seq + 1
+    WHERE id = NEW.id;
     RETURN NULL;
 END
 $$;
@@ -19,9 +29,11 @@ BEGIN
 END
 $$;
 CREATE TRIGGER homing_email_reopened AFTER UPDATE OF status, attempt_count ON email_log FOR EACH ROW
-    WHEN ((NEW.status = 'Failed' OR NEW.reopened_at IS NOT NULL)
-          AND (OLD.status IN ('Dead', 'Sent') AND NEW.status NOT IN ('Dead', 'Sent')
-               OR NEW.attempt_count < OLD.attempt_count))
+    -- A scheduler that takes a failed one lowers no count; our own requeue raises claim_seq, and says all of this itself.
+    WHEN (NEW.status NOT IN ('Dead', 'Sent')
+          AND (OLD.status IN ('Dead', 'Sent')
+               OR NEW.attempt_count < OLD.attempt_count AND 'Failed' IN (OLD.status, NEW.status))
+          AND (NEW.claim_seq = OLD.claim_seq OR NEW.reopened_at IS NOT NULL))
     EXECUTE FUNCTION homing_note_email_reopened();
 
 -- What a scheduler looks for among Pending rows, and nothing else: what other programs have published, or will, may be

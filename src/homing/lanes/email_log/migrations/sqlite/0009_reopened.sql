@@ -3,12 +3,33 @@ ALTER TABLE email_log ADD COLUMN IF NOT EXISTS leased_claim INTEGER;
 ALTER TABLE email_log ADD COLUMN IF NOT EXISTS reopened_at TIMESTAMP;
 
 CREATE TRIGGER homing_email_reopened AFTER UPDATE OF status, attempt_count ON email_log
-WHEN (NEW.status = 'Failed' OR NEW.reopened_at IS NOT NULL)
-  AND (OLD.status IN ('Dead', 'Sent') AND NEW.status NOT IN ('Dead', 'Sent')
-       OR NEW.attempt_count < OLD.attempt_count)
+WHEN NEW.status NOT IN ('Dead', 'Sent')
+  AND (OLD.status IN ('Dead', 'Sent')
+       OR NEW.attempt_count < OLD.attempt_count AND 'Failed' IN (OLD.status, NEW.status))
+  AND (NEW.claim_seq = OLD.claim_seq OR NEW.reopened_at IS NOT NULL)
 BEGIN
     UPDATE email_log
-    SET reopened_at = CASE WHEN NEW.status = 'Failed' THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now') END
+    SET reopened_at = CASE WHEN NEW.status = 'Failed' THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now') END,
+        last_queued_at = CASE WHEN NEW.status <> 'Pending' OR NEW.last_queued_at IS NOT OLD.last_queued_at
+                              THEN last_queued_at END,
+        sent_at = CASE WHEN OLD.status = 'Sent'
+                       THEN coalesce(sent_at, strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) ELSE sent_at END,
+        ended_claim = claim_seq,
+        claim_seq = claim_seq + 1
+    WHERE id = NEW.id;
+END;
+
+-- Times are put into our form as they are in the row, not as the statement wrote them: the trigger above may have been first.
+DROP TRIGGER email_log_times_on_update;
+CREATE TRIGGER email_log_times_on_update AFTER UPDATE OF next_attempt_at, locked_until, last_queued_at ON email_log
+WHEN NEW.next_attempt_at IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.next_attempt_at)
+  OR NEW.locked_until IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.locked_until)
+  OR NEW.last_queued_at IS NOT strftime('%Y-%m-%dT%H:%M:%fZ', NEW.last_queued_at)
+BEGIN
+    UPDATE email_log
+    SET next_attempt_at = strftime('%Y-%m-%dT%H:%M:%fZ', next_attempt_at),
+        locked_until = strftime('%Y-%m-%dT%H:%M:%fZ', locked_until),
+        last_queued_at = strftime('%Y-%m-%dT%H:%M:%fZ', last_queued_at)
     WHERE id = NEW.id;
 END;
 
