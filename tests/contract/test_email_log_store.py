@@ -626,11 +626,12 @@ async def test_the_tables_have_the_contracts_columns_and_index(lane: EmailBench)
 LEFT = {
     "queued": "'Pending', 0, 1, '{now}', NULL",
     "dead": "'Dead', 1, 2, '{now}', '{now}'",
+    "put back": "'Pending', 0, 2, '{now}', '{now}'",
     "retried": "'Pending', 1, 2, '{now}', '{now}'",
 }
 
 
-@pytest.mark.clause("RTY-16", "RTY-20", "RTY-22")
+@pytest.mark.clause("RTY-16", "RTY-20", "RTY-22", "OUT-15")
 async def test_what_was_there_before_the_upgrade_is_known_for_what_it_is(database_url: str) -> None:
     database = connect(database_url)
     try:
@@ -644,14 +645,14 @@ async def test_what_was_there_before_the_upgrade_is_known_for_what_it_is(databas
         )
     finally:
         await database.close()
-    queued, dead, retried = range(1, 4)
+    queued, dead, put_back, retried = range(1, 5)
     async with email_bench(database_url) as lane:
         await lane.due.sweep(10)
         assert (await lane.row(dead))["announced_at"] is not None
         value = lane.homing.telemetry.registry.get_sample_value
         assert value("homing_emails_dead_total", {"reason": ""}) is None, "it was counted when it died"
         await lane.deliver()
-        assert await lane.states([queued, dead, retried]) == ["Pending", "Dead", "Pending"]
+        assert await lane.states([queued, dead, put_back, retried]) == ["Pending", "Dead", "Sent", "Pending"]
         await seen(lane, is_gone=True)
         assert await found_lost(lane) == [queued, retried], "their messages are ours"
 

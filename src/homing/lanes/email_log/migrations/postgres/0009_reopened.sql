@@ -45,3 +45,9 @@ CREATE INDEX email_log_unpublished_ours ON email_log (coalesce(next_attempt_at, 
               AND (ended_claim IS NOT NULL OR sent_at IS NOT NULL OR failed_claim IS NOT NULL AND attempt_count = 0));
 CREATE INDEX email_log_unpublished_new ON email_log (coalesce(next_attempt_at, created_at))
     WHERE status = 'Pending' AND reopened_at IS NULL AND last_queued_at IS NULL AND claim_seq = 0 AND attempt_count = 0;
+
+-- What was put back by plain SQL before there was the trigger: it was tried after it had been queued, and yet it waits without
+-- an attempt. One with attempts may be a retry of which another scheduler noted no time: it is left to its message.
+UPDATE email_log SET last_queued_at = NULL, ended_claim = coalesce(ended_claim, claim_seq)
+WHERE status = 'Pending' AND attempt_count = 0 AND defer_count = 0 AND claim_seq > 0
+  AND locked_by IS NULL AND locked_until IS NULL AND last_queued_at <= last_attempt_at;
