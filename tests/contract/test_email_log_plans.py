@@ -123,8 +123,8 @@ async def test_a_claim_touches_a_handful_of_pages(postgres_url: str) -> None:
 #: Pending rows that are not ours to publish, or no more: their producer has published them and notes nothing,
 #: their scheduler has; we have, after they were put back.
 NOT_OURS = {
-    "new": "attempt_count = 0, last_queued_at = NULL",
-    "retried": "attempt_count = 1, last_queued_at = NULL",
+    "new": "attempt_count = 0, claim_seq = 0, last_queued_at = NULL",
+    "retried": "attempt_count = 1, claim_seq = 0, last_queued_at = NULL",
     "queued again": "attempt_count = 0, claim_seq = 3, ended_claim = 1, last_attempt_at = created_at, "
     "last_queued_at = next_attempt_at",
 }
@@ -139,7 +139,7 @@ async def test_postgres_looks_at_no_backlog_that_is_not_ours(postgres_url: str, 
     ):
         await lane.sql(POSTGRES_ROWS)
         await connection.execute(
-            "UPDATE email_log SET status = 'Pending', locked_by = NULL, locked_until = NULL, "
+            "UPDATE email_log SET status = 'Pending', claim_seq = 1, locked_by = NULL, locked_until = NULL, "
             "created_at = now() - interval '2 hours', next_attempt_at = now() - interval '1 hour'"
         )
         await connection.execute(f"UPDATE email_log SET {NOT_OURS[backlog]}")
@@ -165,7 +165,7 @@ async def test_sqlite_looks_at_no_backlog_that_is_not_ours(sqlite_url: str, back
 
     with closing(sqlite3.connect(sqlite_path(sqlite_url))) as connection:
         connection.execute(
-            "UPDATE email_log SET status = 'Pending', locked_by = NULL, locked_until = NULL, "
+            "UPDATE email_log SET status = 'Pending', claim_seq = 1, locked_by = NULL, locked_until = NULL, "
             "created_at = '2026-01-01T00:00:00.000Z', next_attempt_at = '2026-01-01T01:00:00.000Z'"
         )
         connection.execute(f"UPDATE email_log SET {NOT_OURS[backlog]}")

@@ -669,15 +669,17 @@ LEFT = {
 @pytest.mark.clause("RTY-16", "RTY-20", "RTY-22", "OUT-15")
 async def test_what_was_there_before_the_upgrade_is_known_for_what_it_is(database_url: str) -> None:
     database = connect(database_url)
-    wanted = load_migrations(["homing.lanes.email_log"], database.dialect)
-    await migrate(database, [one for one in wanted if one.version < 7])
-    now = f"{datetime.now(UTC) - timedelta(minutes=10):%Y-%m-%dT%H:%M:%S.000Z}"
-    rows = ", ".join(f"('a@example.org', 's', 'b', {left.format(now=now)})" for left in LEFT.values())
-    await database.run_script(
-        "INSERT INTO email_log (to_address, subject, body, status, attempt_count, claim_seq, last_queued_at, "
-        f"last_attempt_at) VALUES {rows};"
-    )
-    await database.close()
+    try:
+        wanted = load_migrations(["homing.lanes.email_log"], database.dialect)
+        await migrate(database, [one for one in wanted if one.version < 7])
+        now = f"{datetime.now(UTC) - timedelta(minutes=10):%Y-%m-%dT%H:%M:%S.000Z}"
+        rows = ", ".join(f"('a@example.org', 's', 'b', {left.format(now=now)})" for left in LEFT.values())
+        await database.run_script(
+            "INSERT INTO email_log (to_address, subject, body, status, attempt_count, claim_seq, "
+            f"last_queued_at, last_attempt_at) VALUES {rows};"
+        )
+    finally:
+        await database.close()
     queued, dead, put_back, retried = range(1, 5)
     async with email_bench(database_url) as lane:
         await lane.due.sweep(10)

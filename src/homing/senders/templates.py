@@ -42,7 +42,6 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
-from jinja2.visitor import NodeTransformer
 from msgspec import Struct
 
 from homing.senders.addresses import CONTROL
