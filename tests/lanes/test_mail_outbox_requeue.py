@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.lanes.test_mail_outbox_adopt import TABLES, made
 from tests.notifications import other_program
 from tests.outbox import Bench, bench
 
@@ -159,6 +161,37 @@ async def test_what_had_expired_is_sent_when_it_was_put_back(database_url: str) 
                 await lane.age(id, 100_000)
             assert await lane.outbox.sweep(10) == {}
         assert await ends(lane, (swept, claimed)) == ["sent", "sent"]
+
+
+@pytest.mark.clause("OUT-15", "OUT-14")
+@pytest.mark.parametrize("table", ["ours", *TABLES])
+async def test_what_plain_sql_had_ended_is_sent_when_it_was_put_back(database_url: str, table: str) -> None:
+    states = ["cancelled", "expired", "failed", "sent"]
+    async with AsyncExitStack() as stack:
+        if table != "ours":
+            await stack.enter_async_context(made(database_url, TABLES[table]))
+        lane = await stack.enter_async_context(bench(database_url))
+        new = {"status": "queued", "retry_count": 0}
+        tried = await lane.insert(len(states), to_address="ann@example.org, bob@example.org", **new)
+        lane.sender.answer("ann@example.org", REFUSED)
+        lane.sender.answer("bob@example.org", LATER)
+        assert {type(end) for end in (await lane.deliver()).values()} == {RetryIn}
+        lane.sender.answer("ann@example.org", ACCEPTED)
+        lane.sender.answer("bob@example.org", ACCEPTED)
+        past = "2026-01-01T00:00:00.000Z"
+        expires = instant(past) if lane.homing.database.dialect == "postgres" else past
+        late = await lane.insert(len(states), to_address="cy@example.org", expires_at=expires, **new)
+
+        lane.sender.messages.clear()
+        for id, status in zip([*tried, *late], states * 2, strict=True):
+            await lane.sql(
+                "UPDATE mail_outbox SET status = :status WHERE id = :id RETURNING id", id=id, status=status
+            )
+            await put_back(lane, id)
+        assert await lane.outbox.sweep(10) == {}
+        await lane.deliver()
+        assert await ends(lane, [*tried, *late]) == ["sent"] * 8
+        assert sorted(reached(lane)) == [["ann@example.org", "bob@example.org"]] * 4 + [["cy@example.org"]] * 4
 
 
 @pytest.mark.clause("OUT-15")
