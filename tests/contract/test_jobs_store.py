@@ -390,6 +390,27 @@ async def test_an_expiry_keeps_the_last_real_error_beside_its_reason(lane: JobBe
     assert [row["last_error"] for row in rows] == [f"{reason}; last error: HTTP 500", reason]
 
 
+@pytest.mark.clause("JOB-33", "JOB-34")
+async def test_a_reason_stands_once_however_often_a_job_is_put_back(lane: JobBench) -> None:
+    failed, fresh = await lane.create(URL, 2, expires_at=soon(3600))
+    await _fail(lane, failed)
+    await lane.pass_time(4000)
+    over = Bury(Failure("attempts_used_up", "all 1 attempts are used up"), charged=False)
+    for _ in range(3):
+        await lane.jobs.sweep(10)
+        rows = [await lane.row(id) for id in (failed, fresh)]
+        reason = "expired before it could be delivered"
+        assert [row["last_error"] for row in rows] == [f"{reason}; last error: HTTP 500", reason]
+        await lane.change(failed, status="PENDING")
+        await lane.change(fresh, status="PENDING")
+        claim = await lane.jobs.claim_one(failed)
+        assert claim is not None
+        await lane.jobs.settle([(claim, over)])
+        row = await lane.row(failed)
+        assert row["last_error"] == "all 1 attempts are used up; last error: HTTP 500"
+        await lane.change(failed, status="PENDING")
+
+
 async def test_a_sweep_is_limited_and_goes_on_where_it_stopped(lane: JobBench) -> None:
     await lane.create(URL, 5, expires_at=soon(60))
     await lane.pass_time(100)

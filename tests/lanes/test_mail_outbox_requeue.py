@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.lanes.test_mail_outbox_adopt import TABLES, made
 from tests.notifications import other_program
 from tests.outbox import Bench, bench
 
@@ -161,6 +163,39 @@ async def test_what_had_expired_is_sent_when_it_was_put_back(database_url: str) 
         assert await ends(lane, (swept, claimed)) == ["sent", "sent"]
 
 
+@pytest.mark.clause("OUT-15", "OUT-14")
+@pytest.mark.parametrize("table", ["ours", *TABLES])
+async def test_what_plain_sql_had_ended_is_sent_when_it_was_put_back(database_url: str, table: str) -> None:
+    states = ["cancelled", "expired", "failed", "sent"]
+    async with AsyncExitStack() as stack:
+        if table != "ours":
+            await stack.enter_async_context(made(database_url, TABLES[table]))
+        lane = await stack.enter_async_context(bench(database_url))
+        new = {"status": "queued", "retry_count": 0}
+        tried = await lane.insert(len(states), to_address="ann@example.org, bob@example.org", **new)
+        lane.sender.answer("ann@example.org", REFUSED)
+        lane.sender.answer("bob@example.org", LATER)
+        assert {type(end) for end in (await lane.deliver()).values()} == {RetryIn}
+        lane.sender.answer("ann@example.org", ACCEPTED)
+        lane.sender.answer("bob@example.org", ACCEPTED)
+        past = "2026-01-01T00:00:00.000Z"
+        expires = instant(past) if lane.homing.database.dialect == "postgres" else past
+        late = await lane.insert(len(states), to_address="cy@example.org", expires_at=expires, **new)
+
+        lane.sender.messages.clear()
+        for id, status in zip([*tried, *late], states * 2, strict=True):
+            await lane.sql(
+                "UPDATE mail_outbox SET status = :status WHERE id = :id RETURNING id", id=id, status=status
+            )
+            await put_back(lane, id)
+        assert await lane.outbox.sweep(10) == {}
+        await lane.deliver()
+        assert await ends(lane, [*tried, *late]) == ["sent"] * 8
+        assert (
+            sorted(reached(lane)) == [["ann@example.org", "bob@example.org"]] * 4 + [["cy@example.org"]] * 4
+        )
+
+
 @pytest.mark.clause("OUT-15")
 async def test_what_was_cancelled_is_sent_when_it_was_put_back(database_url: str) -> None:
     async with bench(database_url) as lane:
@@ -236,6 +271,40 @@ async def test_what_ended_before_the_upgrade_is_attempted_too(database_url: str)
         assert await ends(lane, (1, 2)) == ["sent", "sent"]
         assert reached(lane) == [["ann@example.org"]] * 4
         assert len({message.message_id for message in lane.sender.messages}) == 2
+
+
+@pytest.mark.clause("OUT-15")
+@pytest.mark.parametrize("version", [5, 10])
+async def test_what_was_put_back_before_the_upgrade_is_attempted_too(database_url: str, version: int) -> None:
+    """And nothing else is taken for it: a retry goes to whom it is open, and what is over expires."""
+    database = connect(database_url)
+    other = await other_program(database_url)
+    before = [one for one in load_migrations([MAIL_PACKAGE], database.dialect) if one.version <= version]
+    await migrate(database, before)
+    refused = """'{"ann@example.org": {"status": "rejected"}}'"""
+    partly = """'{"ann@example.org": {"status": "accepted"}, "bob@example.org": {"status": "rejected"}}'"""
+    past = "'2026-01-01T00:00:00.000Z'"
+    for to, verdicts, error, seq, retries, deferrals, expires in (
+        ("ann@example.org", refused, "'550'", 1, 0, 0, "NULL"),
+        ("ann@example.org, bob@example.org", partly, "'550'", 1, 0, 0, "NULL"),
+        ("cy@example.org", "NULL", "'expired before it could be sent'", 0, 0, 0, past),
+        ("ann@example.org, di@example.org", refused, "'450'", 1, 1, 0, "NULL"),
+        ("ann@example.org, ed@example.org", refused, "'421'", 1, 0, 1, "NULL"),
+        ("fay@example.org", "NULL", "NULL", 1, 0, 0, past),
+    ):
+        await other.sql(
+            "INSERT INTO mail_outbox (to_address, subject, text_body, recipients, last_error, claim_seq, "
+            f"retry_count, defer_count, expires_at) VALUES ('{to}', 'Hi', 'Hello.', {verdicts}, {error}, "
+            f"{seq}, {retries}, {deferrals}, {expires})"
+        )
+    await other.close()
+    await database.close()
+    async with bench(database_url) as lane:
+        assert await lane.outbox.sweep(10) == {"expired": 1}
+        await lane.deliver()
+        assert await ends(lane, range(1, 7)) == ["sent", "sent", "sent", "failed", "failed", "expired"]
+        ann, bob, cy, di, ed = (f"{name}@example.org" for name in ("ann", "bob", "cy", "di", "ed"))
+        assert sorted(reached(lane)) == [[ann], [bob], [cy], [di], [ed]]
 
 
 @pytest.mark.clause("OUT-15", "OUT-12")

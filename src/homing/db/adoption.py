@@ -81,6 +81,8 @@ class TableSpec(Struct, frozen=True, kw_only=True):
     indexes: tuple[str, ...] = ()
     #: Times that are compared as text in SQLite, where a number would sort before every text.
     text_times: tuple[str, ...] = ()
+    #: In SQLite the order of its rows is that of their rowid.
+    by_rowid: bool = False
 
 
 class FoundColumn(Struct, frozen=True):
@@ -104,6 +106,8 @@ class FoundTable(Struct, frozen=True):
     unique: tuple[frozenset[str], ...]
     #: Who alone may change it, where that is not us.
     owner: str | None = None
+    #: False in SQLite where no number of a row's own goes by that name.
+    has_rowid: bool = True
 
 
 async def find_table(database: Database, name: str) -> FoundTable | None:
@@ -158,6 +162,9 @@ def _of_shape(spec: TableSpec, table: FoundTable) -> Iterator[str]:
     for group in spec.one_of:
         if not any(name in table.columns for name in group):
             yield f"{spec.name} has no column {' or '.join(group)}; add one of them and fill it"
+    if spec.by_rowid and not table.has_rowid:
+        told = "make it without WITHOUT ROWID, and without a column of that name"
+        yield f"{spec.name} has no rowid, by which its rows are told apart; {told}"
     yield from _of_keys(spec, table)
     if spec.filled is not None:
         yield from _of_new_rows(spec, spec.filled, table)
@@ -262,11 +269,17 @@ class _Sqlite(_Catalog):
         unique = await self.ask(_SQLITE_UNIQUE, name=name)
         # A key that is the row's own number needs no index, and is not listed with them.
         own = frozenset(row["name"] for row in columns if row["pk"])
+        (rowid,) = await self.ask(_SQLITE_ROWID, name=name)
+        # Without rowids, not even a key of whole numbers is one.
+        numbering = own if rowid["has_rowid"] else frozenset()
+        found = {row["name"].lower(): _sqlite_column(row, numbering) for row in columns}
+        named = found.get("rowid")
         return FoundTable(
             name,
             kind[0]["type"] == "table",
-            {row["name"].lower(): _sqlite_column(row, own) for row in columns},
+            found,
             (own, *(frozenset(row["columns"].lower().split(",")) for row in unique)),
+            has_rowid=bool(rowid["has_rowid"]) and (named is None or named.has_default),
         )
 
     async def indexes(self, names: Sequence[str]) -> list[str]:
@@ -370,6 +383,13 @@ def _sqlite_holds(declared: str) -> frozenset[Kind]:
 _SQLITE_KIND = "SELECT type FROM sqlite_master WHERE lower(name) = :name AND type IN ('table', 'view')"
 _SQLITE_DEFINITION = "SELECT sql FROM sqlite_master WHERE lower(name) = :name AND type = 'table'"
 _SQLITE_COLUMNS = 'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(:name)'
+#: Each index of a table with rowids ends in them. A key without an index is the rowid itself.
+_SQLITE_ROWID = """
+SELECT NOT EXISTS (
+    SELECT 1 FROM pragma_index_list(:name) AS l
+    WHERE l.origin = 'pk' AND NOT EXISTS (SELECT 1 FROM pragma_index_xinfo(l.name) AS x WHERE x.cid = -1)
+) AS has_rowid
+"""
 #: In the column `hidden`: its value is made from others, and may be kept.
 _GENERATED = frozenset({2, 3})
 _SQLITE_UNIQUE = """

@@ -678,3 +678,26 @@ async def test_an_error_of_ours_leaves_its_stack_trace_and_no_word_of_the_payloa
     assert "caused by KeyError\n  at test_lane.py:" in trace
     assert "secret-canary" not in trace
     assert theirs["error_stack_trace"] is None
+
+
+@pytest.mark.clause("JOB-04", "JOB-33")
+async def test_put_back_from_a_console_after_a_requeue_a_job_has_all_its_attempts_again(
+    database_url: str,
+) -> None:
+    failing = HttpSink(lambda _: Answer(status=500))
+    async with failing as sink, job_bench(database_url, jobs_breaker_failures=1000) as lane:
+        (id,) = await lane.create(sink.url, max_retries=2)
+        await lane.run_until_idle()
+        assert await lane.jobs.requeue([id]) == [id]
+        await lane.run_until_idle()
+        assert sink.count == 4
+        await lane.attempts_add_up()
+        for sent in (6, 8):
+            await lane.change(id, status="PENDING", attempt_count=0)
+            await lane.run_until_idle()
+            assert sink.count == sent
+        row = await lane.row(id)
+        assert (row["status"], row["attempt_count"], row["last_error"]) == ("ERROR", 2, "HTTP 500")
+        # As documented: what counted before is still there, and numbers begin again.
+        numbers = [attempt["attempt_number"] for attempt in await lane.attempts(id)]
+        assert sorted(numbers) == [1, 1, 1, 2, 2, 2, 3, 4]

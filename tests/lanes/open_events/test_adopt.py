@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -408,6 +409,40 @@ async def test_what_cannot_be_used_is_named_and_nothing_is_changed(database_url:
         said = await refusals(database, TABLES)
         assert any(sentence.lower() in line.lower() for line in said), said
         assert await definitions(other) == before
+
+
+_LINE = (
+    "subscription_id INTEGER, event_type TEXT, section_status_snapshot TEXT, payload TEXT, created_at TEXT"
+)
+
+
+@pytest.mark.clause("NTF-01", "NTF-27")
+@pytest.mark.parametrize(
+    ("table", "keys", "sentence"),
+    [
+        ("subscription_events", f"({_LINE}, PRIMARY KEY (subscription_id, created_at)) WITHOUT ROWID",
+         "subscription_events has no rowid"),
+        ("subscription_events", f"(id TEXT DEFAULT (hex(randomblob(9))) PRIMARY KEY, {_LINE}) WITHOUT ROWID",
+         "subscription_events has no rowid"),
+        ("subscription_events", f"(rowid TEXT, {_LINE})", "subscription_events has no rowid"),
+        ("subscription_events", f"(id TEXT PRIMARY KEY, {_LINE})", None),
+        ("subscription_events", f"(id INTEGER PRIMARY KEY, {_LINE})", None),
+        ("subscription_events", f"(RowID INTEGER PRIMARY KEY, {_LINE})", None),
+        ("open_events", None, "open_events.open_event_id does not number its rows"),
+    ],
+)  # fmt: skip
+async def test_a_history_whose_lines_have_no_order_is_refused(
+    sqlite_url: str, table: str, keys: str | None, sentence: str | None
+) -> None:
+    made = f"CREATE TABLE {table} {keys}"
+    if keys is None:
+        made = FOREIGN[table].replace(" AUTOINCREMENT", "") + " WITHOUT ROWID"
+    async with taken(sqlite_url, **{table: made}) as (database, _):
+        said = await refusals(database, TABLES)
+        assert [re.split("[;,]", line)[0] for line in said] == ([] if sentence is None else [sentence])
+        if sentence is None:
+            await take_over(database)
+            assert await refusals(database, TABLES) == []
 
 
 @pytest.mark.clause("NTF-01", "NTF-04")

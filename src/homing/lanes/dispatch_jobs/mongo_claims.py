@@ -301,6 +301,8 @@ def _marks(given: Given) -> dict[str, Any]:
     return {
         "status": "IN_PROGRESS",
         "claim_seq": {"$add": ["$claim_seq", 1]},
+        # Of a job that was put back with fewer attempts, without Homing: it has all of them again.
+        "attempts_before": {"$min": ["$attempts_before", "$attempt_count"]},
         "locked_by": {"$literal": given["owner"]},
         "lease_expires_at": after(given["lease_seconds"]),
         "updated_at": NOW,

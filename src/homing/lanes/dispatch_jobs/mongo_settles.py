@@ -32,6 +32,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
 #: Attempts that a job's own document holds. A document has at most 16 MB, an answer up to 5,000 characters
 #: and a job up to a thousand attempts and more: those after these are documents of their own.
 MOST_EMBEDDED: Final = 100
+_BESIDE: Final = "; last error: "
 _ENDED = frozenset({"COMPLETED", "ERROR"})
 _HELD = "IN_PROGRESS"
 _AT_ITS_START = {"$max": ["$created_at", "$scheduled_for"]}
@@ -126,11 +127,10 @@ def _told_beside(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beside(error: str) -> dict[str, Any]:
-    """With the last error before it."""
-    last = {
-        "$cond": [{"$ifNull": ["$last_error", False]}, {"$concat": ["; last error: ", "$last_error"]}, ""]
-    }
-    return {"$concat": [{"$literal": error}, last]}
+    """With the last error before it, without the reason that stands before that where it ended so already."""
+    real = {"$last": {"$split": [{"$ifNull": ["$last_error", ""]}, _BESIDE]}}
+    is_known = {"$in": [real, ["", {"$literal": error}]]}
+    return {"$concat": [{"$literal": error}, {"$cond": [is_known, "", {"$concat": [_BESIDE, real]}]}]}
 
 
 def _attempt(entry: Mapping[str, Any], id: int) -> dict[str, Any]:

@@ -15,9 +15,14 @@ o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.d
         FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers,
     o.tracestate, o.protocol, CASE WHEN octet_length(o.payload) <= 16384 THEN 0 ELSE octet_length(o.payload) END AS size
 
+-- fragment: real_error
+-- Without the reason that stands before it, where the job had ended so already.
+regexp_replace(o.last_error, '^.*; last error: ', '')
+
 -- fragment: told_beside
 -- What ends or puts off a job without an attempt does not hide what the last attempt met.
-WHEN mine.status = 'ERROR' THEN concat_ws('; last error: ', mine.error, o.last_error) ELSE coalesce(o.last_error, mine.error)
+WHEN mine.status = 'ERROR' THEN concat_ws('; last error: ', mine.error, nullif({real_error}, mine.error))
+ELSE coalesce(o.last_error, mine.error)
 
 -- fragment: as_it_was
 CASE WHEN o.attempt_count <= o.attempts_before THEN 'PENDING' ELSE 'FAILED' END
@@ -560,7 +565,8 @@ WITH over AS MATERIALIZED (
 )
 UPDATE dispatch_job AS o
 SET status = 'ERROR',
-    last_error = concat_ws('; last error: ', 'expired before it could be delivered', o.last_error),
+    last_error = concat_ws('; last error: ', 'expired before it could be delivered',
+                           nullif({real_error}, 'expired before it could be delivered')),
     error_class = 'expired',
     completed_at = now(),
     duration_millis = greatest(0, extract(epoch FROM now() - greatest(o.created_at, o.scheduled_for)) * 1000)::bigint,

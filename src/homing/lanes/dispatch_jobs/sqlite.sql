@@ -32,6 +32,11 @@ length(CAST(payload AS BLOB))
 -- fragment: as_it_was
 CASE WHEN attempt_count <= attempts_before THEN 'PENDING' ELSE 'FAILED' END
 
+-- fragment: real_error
+-- What follows the last of these words. As a list, because SQLite finds only the first.
+(SELECT value FROM json_each('[' || replace(json_quote(dispatch_job.last_error), '; last error: ', '","') || ']')
+ ORDER BY key DESC LIMIT 1)
+
 -- fragment: scheduled
 -- In our form, so that it can be compared; nothing is less than any time.
 coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', scheduled_for), '')
@@ -340,7 +345,8 @@ SET status = batch.status,
     duration_millis = CASE WHEN batch.status IN ('COMPLETED', 'ERROR') THEN {duration} END,
     -- What ends or puts off a job without an attempt does not hide what the last attempt met.
     last_error = CASE WHEN batch.counted = 1 OR attempt_count = 0 OR last_error IS NULL THEN batch.error
-                      WHEN batch.status = 'ERROR' THEN batch.error || '; last error: ' || last_error
+                      WHEN batch.status = 'ERROR'
+                      THEN batch.error || coalesce('; last error: ' || nullif({real_error}, batch.error), '')
                       ELSE last_error END,
     error_class = CASE WHEN batch.counted = 1 OR batch.status = 'ERROR' OR last_error IS NULL THEN batch.error_class
                        ELSE dispatch_job.error_class END,
@@ -492,7 +498,8 @@ LIMIT :limit
 -- name: expire
 UPDATE dispatch_job
 SET status = 'ERROR',
-    last_error = 'expired before it could be delivered' || coalesce('; last error: ' || last_error, ''),
+    last_error = 'expired before it could be delivered'
+        || coalesce('; last error: ' || nullif({real_error}, 'expired before it could be delivered'), ''),
     error_class = 'expired',
     completed_at = {now},
     duration_millis = {duration},

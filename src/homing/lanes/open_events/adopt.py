@@ -27,6 +27,7 @@ HISTORY: Final = TableSpec(
     },
     numbered="event_id",
     filled=frozenset(),
+    by_rowid=True,
 )
 
 TABLES: Final = (
