@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -12,8 +11,7 @@ import msgspec
 import pytest
 from tests.emails import EmailBench, email_bench
 
-from homing.db import connect, instant
-from homing.db.migrate import load_migrations, migrate
+from homing.db import instant
 from homing.engine.model import Bury, Claim, Complete, Failure, RetryIn
 from homing.errors import Refused
 from homing.lanes.email_log.email import Dropped, Due, Email, Held, NewEmail
@@ -655,41 +653,6 @@ async def test_the_tables_have_the_contracts_columns_and_index(lane: EmailBench)
     else:
         found = await lane.sql("SELECT name FROM pragma_index_info('email_log_due')")
         assert [column["name"] for column in found] == ["status", "next_attempt_at"]
-
-
-#: As a version before 0007 had left them. The retry was published by a scheduler that notes no time.
-LEFT = {
-    "queued": "'Pending', 0, 1, '{now}', NULL",
-    "dead": "'Dead', 1, 2, '{now}', '{now}'",
-    "put back": "'Pending', 0, 2, '{now}', '{now}'",
-    "retried": "'Pending', 1, 2, '{now}', '{now}'",
-}
-
-
-@pytest.mark.clause("RTY-16", "RTY-20", "RTY-22", "OUT-15")
-async def test_what_was_there_before_the_upgrade_is_known_for_what_it_is(database_url: str) -> None:
-    database = connect(database_url)
-    try:
-        wanted = load_migrations(["homing.lanes.email_log"], database.dialect)
-        await migrate(database, [one for one in wanted if one.version < 7])
-        now = f"{datetime.now(UTC) - timedelta(minutes=10):%Y-%m-%dT%H:%M:%S.000Z}"
-        rows = ", ".join(f"('a@example.org', 's', 'b', {left.format(now=now)})" for left in LEFT.values())
-        await database.run_script(
-            "INSERT INTO email_log (to_address, subject, body, status, attempt_count, claim_seq, "
-            f"last_queued_at, last_attempt_at) VALUES {rows};"
-        )
-    finally:
-        await database.close()
-    queued, dead, put_back, retried = range(1, 5)
-    async with email_bench(database_url) as lane:
-        await lane.due.sweep(10)
-        assert (await lane.row(dead))["announced_at"] is not None
-        value = lane.homing.telemetry.registry.get_sample_value
-        assert value("homing_emails_dead_total", {"reason": ""}) is None, "it was counted when it died"
-        await lane.deliver()
-        assert await lane.states([queued, dead, put_back, retried]) == ["Pending", "Dead", "Sent", "Pending"]
-        await seen(lane, is_gone=True)
-        assert await found_lost(lane) == [queued, retried], "their messages are ours"
 
 
 @pytest.mark.clause("RTY-02")
