@@ -73,6 +73,7 @@ _ANSWERS: Mapping[str, Answer] = {
     f"{_SHOP}/broken": Answer(status=500, body=b"this path has never worked"),
     f"{_SHOP}/gone": Answer(status=410, body=b"nobody subscribes here any more"),
     f"{_DOWN}/hooks": Answer(status=503, body=b"down for the night"),
+    f"{_DOWN}/stock": Answer(status=503, body=b"down for the night"),
 }
 
 
@@ -319,7 +320,7 @@ class _Samples:
             if number % 8 == 0:
                 yield self._job(number, "report.ready", f"{_SHOP}/broken")
             if number % 6 == 0:
-                yield self._job(number, "stock.low", f"{_DOWN}/hooks")
+                yield self._job(number, "stock.low", f"{_DOWN}/{'hooks' if number % 12 else 'stock'}")
             if number % 15 == 0:
                 yield self._job(number, "newsletter.sent", f"{_SHOP}/gone")
 

@@ -23,8 +23,10 @@ from homing.testing.http_sink import Answer, HttpSink
 ANSWERS = {
     "/ok": Answer(body=b"thanks"),
     "/broken": Answer(status=500, body=b"\x1b[2Joops"),
+    "/broken/too": Answer(status=500),
     "/gone": Answer(status=410),
     "/busy": Answer(status=429, headers=(("Retry-After", "600"),)),
+    "/busy/too": Answer(status=429, headers=(("Retry-After", "600"),)),
 }
 
 
@@ -87,8 +89,8 @@ async def six_jobs(bench: JobBench, url: str) -> list[int]:
 
 def test_status_shows_both_lanes_and_who_is_held_back(shop: Shop) -> None:
     async def fill(bench: JobBench, url: str) -> list[int]:
-        for _ in range(2):
-            await bench.create(f"{url}/broken", credentials_id=None)
+        for path in ("broken", "broken/too"):
+            await bench.create(f"{url}/{path}", credentials_id=None)
             await bench.run_batch()
         (await bench.create(f"{url}/busy", type="paused"))
         return await bench.create(f"{url}/ok")
@@ -108,11 +110,12 @@ def test_status_shows_both_lanes_and_who_is_held_back(shop: Shop) -> None:
 
 def test_a_target_that_asked_for_a_pause_is_held_back(shop: Shop) -> None:
     async def fill(bench: JobBench, url: str) -> list[int]:
-        ids = await bench.create(f"{url}/busy")
-        await bench.run_batch()
-        return [*ids, *await bench.create(f"{url}/ok")]
+        for path in ("busy", "busy/too"):
+            await bench.create(f"{url}/{path}")
+            await bench.run_batch()
+        return await bench.create(f"{url}/ok")
 
-    _, waiting = shop.have(fill)
+    (waiting,) = shop.have(fill)
     told = shop.json("status")["dispatch_jobs"]
     (held,) = told["targetsHeldBack"]
     assert held["state"] == "paused"

@@ -220,7 +220,7 @@ async def sell_while_the_partner_is_down(day: Day) -> None:
     await day.type("for n in")
     order = {"source": "shop", "type": "order.shipped", "maxRetries": 10}
     orders = [
-        {**order, "targetUrl": f"{day.target}/hooks", "payload": json.dumps({"order": n})}
+        {**order, "targetUrl": f"{day.target}/hooks/{n % 2}", "payload": json.dumps({"order": n})}
         for n in range(BATCH)
     ]
     headers = {"Authorization": f"Bearer {day.key}", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}

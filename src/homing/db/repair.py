@@ -47,6 +47,8 @@ async def losses(
     database: Database, migrations: Sequence[Migration], specs: Sequence[TableSpec]
 ) -> Mapping[Migration, Loss]:
     """Of what these migrations made on tables that another program may have made, what is there no more."""
+    if not migrations:
+        return {}
     look = _LOOKS[database.dialect]
     wanted = {migration: list(_wanted(migration)) for migration in migrations}
     names = [thing for things in wanted.values() for thing, table in things if table is not None]

@@ -178,7 +178,7 @@ async def test_a_job_behind_others_of_its_group_names_the_first(api: ApiBench) -
 
 
 async def test_a_job_of_a_broken_target_says_so(api: ApiBench) -> None:
-    jobs = await api.create_many([{}] * 11)
+    jobs = await api.create_many([{"targetUrl": f"{URL}/{n % 2}"} for n in range(11)])
     claims = await api.claim()
     await api.settle(claims[:10], TRY_AGAIN)
     await api.jobs.release(claims[10:])

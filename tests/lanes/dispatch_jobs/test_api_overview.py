@@ -348,7 +348,7 @@ async def test_credentials_make_a_target_of_its_own(api: ApiBench) -> None:
 
 
 async def test_a_broken_target_shows_its_breaker(api: ApiBench) -> None:
-    await api.create_many([{}] * 10)
+    await api.create_many([{"targetUrl": f"{URL}/{n % 2}"} for n in range(10)])
     await api.settle(await api.claim(), TRY_AGAIN)
     (target,) = (await api.get("targets"))["items"]
     assert (target["state"], target["failures"], target["lastError"]) == ("open", 10, "HTTP 503")
