@@ -104,6 +104,8 @@ def what_is_rare(telemetry: Telemetry) -> None:
     telemetry.routed("DISPATCH-POOL", "done")
     telemetry.router_pool("DISPATCH-POOL", lambda: 0)
     telemetry.lane_paused("mail_outbox", is_on=False)
+    telemetry.http_refused("slow")
+    telemetry.loop_held("GET /api/mail", 0.06)
 
 
 async def scrape(client: httpx.AsyncClient, into: dict[str, dict[str, set[str]]]) -> None:

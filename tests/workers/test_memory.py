@@ -66,7 +66,7 @@ def work_once(folder: Path, database_url: str, smtp_url: str) -> int:
 
 
 def peak_of(pid: int) -> int:
-    """Not what `wait4` tells, which counts what this process had when it was forked. MiB; 0 of who has ended."""
+    """MiB; 0 of who has ended. What `wait4` tells counts what this process had when the other was forked."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) // 1024 if found else 0
