@@ -24,8 +24,8 @@ from homing.testing.smtp_sink import SmtpSink
 FULL = bool(os.environ.get("HOMING_TEST_FULL"))
 MIB = 1024 * 1024
 #: MiB that the process may write to, and how many bytes of large messages it has at once.
-LIMIT, AT_ONCE = (1024, 128 * MIB) if FULL else (256, 16 * MIB)
-WEBHOOKS, MAILS = (3000, 60) if FULL else (100, 2)
+LIMIT, AT_ONCE = (1024, 128 * MIB) if FULL else (320, 16 * MIB)
+WEBHOOKS, MAILS = (3000, 60) if FULL else (100, 6)
 #: Of the file of a mail.
 FILE = 10_000_000
 #: Made by the database, so that payloads do not pass through the test.
