@@ -13,6 +13,7 @@ from litestar.routes import HTTPRoute
 from tests.http.door import Door, opened_door, url_with_tables
 
 from homing.access.scopes import KNOWN
+from homing.http.access import OPEN
 from homing.http.guard import READING
 
 MIB = 1 << 20
@@ -96,6 +97,20 @@ async def test_of_a_key_that_any_route_takes_little_is_read(door: Door, kind: st
             line = await first_line(door, method, path.replace("{id}", "1"), most + 1, *fields)
             assert line != CONTINUE, (method, path)
     assert walked > 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_is_read_of_a_key_that_may_not(door: Door, kind: str) -> None:
+    """In chunks: nobody says before how many."""
+    key = await door.key("ops")
+    fields = [f"Content-Type: {kind}", "Sec-Fetch-Site: same-origin", f"Authorization: Bearer {key}"]
+    walked = 0
+    for method, path, handler in changing(door):
+        if path not in OPEN and handler.opt["scope"] not in {KNOWN, "ops"}:
+            walked += 1
+            line = await first_line(door, method, path.replace("{id}", "1"), None, *fields)
+            assert line.startswith(b"HTTP/1.1 403 "), (method, path, line)
+    assert walked > 20
 
 
 async def test_a_query_line_of_any_characters_fits(door: Door) -> None:
