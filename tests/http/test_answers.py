@@ -16,7 +16,7 @@ from tests.http.door import Door, url_with_tables
 from tests.http.pages.visitor import OWN, Visitor, door_with_people, visiting
 
 from homing.http.access import OPEN
-from homing.http.app import LARGEST_BODY
+from homing.http.intake import LARGEST_BODY
 from homing.http.pages.shell import LARGEST_FORM
 from homing.senders.caught_mail import Shelf
 

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import pytest
-from litestar import Litestar
+from litestar import Litestar, Request, post
+from litestar.datastructures import State
 from msgspec import Struct
 from tests.http.door import url_with_tables
 from tests.http.test_access_processes import homing, port_of
@@ -158,6 +160,32 @@ async def test_a_head_is_taken_up_to_its_limits_and_refused_beyond(
             if status != 200:
                 body = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
                 assert body["error"]["code"] == "INVALID_REQUEST"
+
+
+@post("/told", status_code=200)
+async def told_fields(request: Request[Any, Any, Any]) -> list[str]:
+    """As whoever asks for a field after the body was read sees it."""
+    await request.body()
+    return request.headers.getall("x-forwarded-for", []) + request.headers.getall("authorization", [])
+
+
+async def test_fields_behind_a_body_count_and_are_not_read(tmp_path: Path) -> None:
+    head = (
+        b"POST /told HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Forwarded-For: 192.0.2.7\r\nConnection: close\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    )
+    behind = b"X-Forwarded-For: 198.51.100.9\r\nAuthorization: Bearer x\r\n"
+    more = b"x-more: m\r\n" * (MOST_HEADERS - 6)
+
+    def made(homing: Homing) -> Litestar:
+        return Litestar([told_fields], state=State({"telemetry": homing.telemetry, "closing": []}))
+
+    async with place(tmp_path, Limits(), made) as there:
+        _, answer = await told(there, pieces(head + behind + more + b"\r\n"))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert msgspec.json.decode(answer.partition(b"\r\n\r\n")[2]) == ["192.0.2.7"]
+        _, answer = await told(there, pieces(head + behind + more + b"x-more: m\r\n\r\n"))
+        assert answer.startswith(b"HTTP/1.1 431 ")
 
 
 async def test_an_answer_is_not_taken_for_that_to_the_request_before(tmp_path: Path) -> None:

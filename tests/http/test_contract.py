@@ -24,7 +24,7 @@ from homing.access.scopes import SCOPES
 from homing.db.queries import Query
 from homing.db.sqlite import SqliteDatabase
 from homing.errors import Conflict, Unreachable
-from homing.http.app import LARGEST_BODY
+from homing.http.intake import LARGEST_BODY
 from homing.http.json_depth import DEEPEST
 from homing.http.openapi import shown_path
 from homing.lanes.dispatch_jobs.credentials import CreateCredentials

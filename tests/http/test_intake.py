@@ -12,6 +12,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from tests.http.door import Door, opened_door, url_with_tables
 
+from homing.access.scopes import KNOWN
+from homing.http.access import OPEN
 from homing.http.guard import READING
 
 MIB = 1 << 20
@@ -44,11 +46,12 @@ def changing(door: Door) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
                 yield method, route.path_format, handler
 
 
-async def first_line(door: Door, method: str, path: str, length: int, *fields: str) -> bytes:
+async def first_line(door: Door, method: str, path: str, length: int | None, *fields: str) -> bytes:
     """What is said to who asks whether to go on with a body: nobody says so before the body is read."""
     host, _, port = door.address.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {length}", "Expect: 100-continue"]
+    size = f"Content-Length: {length}" if length is not None else "Transfer-Encoding: chunked"
+    head = [f"{method} {path} HTTP/1.1", f"Host: {host}", size, "Expect: 100-continue"]
     writer.write("\r\n".join([*head, *fields, "", ""]).encode())
     line = await reader.readline()
     writer.close()
@@ -80,6 +83,42 @@ async def test_these_read_as_much_as_they_need(door: Door) -> None:
             fields = [f"Content-Type: {kind}", "Sec-Fetch-Site: same-origin", "Authorization: Bearer x"]
             line = await first_line(door, method, path.replace("{id}", "1"), READ_BEFORE[path], *fields)
             assert line == CONTINUE, (method, path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_of_a_key_that_any_route_takes_little_is_read(door: Door, kind: str) -> None:
+    key = await door.key("ops")
+    fields = [f"Content-Type: {kind}", "Sec-Fetch-Site: same-origin", f"Authorization: Bearer {key}"]
+    walked = 0
+    for method, path, handler in changing(door):
+        if handler.opt.get("scope") == KNOWN:
+            walked += 1
+            most = 16 * 1024 if path.startswith("/api/") else 64 * 1024
+            line = await first_line(door, method, path.replace("{id}", "1"), most + 1, *fields)
+            assert line != CONTINUE, (method, path)
+    assert walked > 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_is_read_of_a_key_that_may_not(door: Door, kind: str) -> None:
+    """In chunks: nobody says before how many."""
+    key = await door.key("ops")
+    fields = [f"Content-Type: {kind}", "Sec-Fetch-Site: same-origin", f"Authorization: Bearer {key}"]
+    walked = 0
+    for method, path, handler in changing(door):
+        if path not in OPEN and handler.opt["scope"] not in {KNOWN, "ops"}:
+            walked += 1
+            line = await first_line(door, method, path.replace("{id}", "1"), None, *fields)
+            assert line.startswith(b"HTTP/1.1 403 "), (method, path, line)
+    assert walked > 20
+
+
+async def test_a_query_line_of_any_characters_fits(door: Door) -> None:
+    key = await door.key()
+    line = "".join(rf"\u{ord(letter):04x}" for letter in "status:dead ".ljust(2000))
+    body = f'{{"verb": "requeue", "query": "{line}"}}'
+    answer = await door.ask("POST", "/api/bulk", key, content=body, headers={"Content-Type": KINDS[0]})
+    assert answer.status_code == 200
 
 
 async def test_a_message_of_the_router_may_have_4_kib(door: Door) -> None:
@@ -156,10 +195,9 @@ async def test_what_does_not_fit_waits_outside(door: Door, *, is_chunked: bool) 
     half = 9 * MIB
     if is_chunked:
         first = await Upload.begin(door, key, chunk(body[:half]), None)
-        await until_held(door, half)
     else:
         first = await Upload.begin(door, key, body[:half], len(body))
-        await until_held(door, len(body))
+    await until_held(door, half)
 
     for again in (await refused(door, key), await refused(door, key, in_chunks=True)):
         assert again.startswith(b"HTTP/1.1 503 ")
@@ -189,7 +227,30 @@ async def test_who_leaves_gives_its_share_back(door: Door) -> None:
     key = await door.key()
     body = mail(10 * MIB, "first")
     upload = await Upload.begin(door, key, body[:MIB], len(body))
-    await until_held(door, len(body))
+    await until_held(door, MIB)
     upload.leave()
     await until_held(door, 0)
     assert not door.log.all("http.failed")
+
+
+async def test_what_is_announced_and_not_sent_holds_nothing(door: Door) -> None:
+    key = await door.key()
+    begun = [await Upload.begin(door, key, b" " * MIB, 10 * MIB) for _ in range(4)]
+    await until_held(door, 4 * MIB)
+    body = mail(10 * MIB, "beside")
+    assert (await (await Upload.begin(door, key, body, len(body))).answer()).startswith(b"HTTP/1.1 201 ")
+    for upload in begun:
+        upload.leave()
+
+
+async def test_one_key_leaves_room_for_a_body_of_another(tmp_path: Path) -> None:
+    async with opened_door(url_with_tables(tmp_path), api_intake_mib=32) as door:
+        greedy, other = await door.key(), await door.key()
+        begun = await Upload.begin(door, greedy, b" " * 15 * MIB, 16 * MIB)
+        await until_held(door, 15 * MIB)
+        assert (await refused(door, greedy)).startswith(b"HTTP/1.1 503 ")
+        body = mail(16 * MIB, "other")
+        assert (await (await Upload.begin(door, other, body, len(body))).answer()).startswith(
+            b"HTTP/1.1 201 "
+        )
+        begun.leave()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -53,6 +55,22 @@ async def test_a_trusted_proxy_says_who_asks_and_not_the_client(door: Door) -> N
     assert (await log_in(door, "[2001:db8::1]:443")).status_code == 303
     assert (await log_in(door)).status_code == 303
     assert (await addresses(door))[5:] == ["2001:db8::1", "127.0.0.1"]
+
+
+async def test_a_field_behind_the_body_is_not_the_proxys(door: Door) -> None:
+    """A proxy hands it on as the client wrote it."""
+    form = urlencode({"name": "operator", "password": PASSWORD}).encode()
+    fields = [*OWN.items(), ("X-Forwarded-For", "192.0.2.7"), ("Transfer-Encoding", "chunked")]
+    head = [f"{name}: {value}" for name, value in fields]
+    kind = "Content-Type: application/x-www-form-urlencoded"
+    host, _, port = door.address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    lines = ["POST /login HTTP/1.1", f"Host: {host}", "Connection: close", kind, *head, "", ""]
+    body = b"%x\r\n%b\r\n0\r\nX-Forwarded-For: 198.51.100.9\r\n\r\n" % (len(form), form)
+    writer.write("\r\n".join(lines).encode() + body)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 303 ")
+    writer.close()
+    assert await addresses(door) == ["192.0.2.7"]
 
 
 @pytest.mark.parametrize("hop", ["unknown", ",", "192.0.2", "_hidden", "fe80::1%any text", "x" * 5000])

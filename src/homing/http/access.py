@@ -240,12 +240,13 @@ class AccessMiddleware(ASGIMiddleware):
     async def _require_allowed(self, visit: _Visit) -> None:
         principal, needed = visit.principal, visit.route.needs
         refuse_foreign(visit.request.method, visit.headers)
+        # Before anything is read of what they send.
+        principal.require(needed)
         if visit.changes:
             await _require_small_form(visit)
         if principal.kind == "user" and visit.changes:
             self.site.require_own_page(visit.request)
             await _require_token(visit.request, principal.csrf)
-        principal.require(needed)
 
     async def _call(self, visit: _Visit, next_app: ASGIApp, send: Send) -> None:
         request = visit.request

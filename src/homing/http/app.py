@@ -27,7 +27,7 @@ from homing.errors import HomingError
 from homing.http.access import AccessMiddleware, handlers_of, require_scopes
 from homing.http.errors import ErrorHandler
 from homing.http.guard import make_guard
-from homing.http.intake import Intake
+from homing.http.intake import LARGEST_BODY, Intake
 from homing.http.live import Streams
 from homing.http.loop_watch import watched
 from homing.http.openapi import DocumentConfig
@@ -37,8 +37,6 @@ from homing.replies import answers
 from homing.strict_json import decode, require_json
 from homing.telemetry import Telemetry
 
-#: A thousand mails with some attachments.
-LARGEST_BODY = 16 * 1024 * 1024
 #: Of all requests at once, where the settings say nothing else.
 LARGEST_INTAKE = 4 * LARGEST_BODY
 

@@ -19,6 +19,8 @@ from homing.http.numbers import page_before, row_id
 from homing.messages.model import Verb
 from homing.replies import answers, errors
 
+#: Of who has any key. A query line has 2,000 characters, however they are written.
+_LARGEST_BODY = 16 * 1024
 _MOST_LISTED = 100
 _NOT_NOW = errors({409: "The message is in a state in which that cannot be done"})
 
@@ -44,6 +46,7 @@ class BulkPage(Struct, frozen=True):
 class BulkApi(Controller):
     path = "/api/bulk"
     tags = ("desk",)
+    request_max_body_size = _LARGEST_BODY
 
     @post(
         summary="Requeue, cancel or send now all messages that a query line means",
@@ -126,6 +129,7 @@ class MessageActions(Controller):
     path = "/api/messages"
     tags = ("desk",)
     opt = {"scope": "known"}  # noqa: RUF012 - Litestar's own form
+    request_max_body_size = _LARGEST_BODY
 
     @post(
         "/{message_id:str}/requeue",

@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):
         self.patience = server_state.limits.header_seconds
         self._place = b""
         self._is_in_head = False
-        self._head = 0
+        self._head = self._fields = 0
         #: Of our answers, as of the last look.
         self._unread = 0
         #: Bytes that came since the parser had something to say: a field that never ends, for one.
@@ -182,7 +182,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
-        self._head = self._unheard = 0
+        self._head = self._fields = self._unheard = 0
         self.patience = self._crowd.limits.header_seconds
         super().on_message_begin()
 
@@ -193,12 +193,17 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Those behind a body that comes in chunks, too."""
+        """Those behind a body that comes in chunks count, too, but nobody gets to see them.
+
+        A proxy passes them on as the client wrote them: they would say who asks, and from where.
+        """
         self._unheard = 0
         self._head += len(name) + len(value) + len(b": \r\n")
-        if self._head > LARGEST_HEAD or len(self.headers) >= MOST_HEADERS:
+        self._fields += 1
+        if self._head > LARGEST_HEAD or self._fields > MOST_HEADERS:
             self._stop("large_head")
-        super().on_header(name, value)
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= _MOST_PIPELINED:

@@ -2,15 +2,21 @@
 
 A body is held until its request is answered: it is read, decoded, and kept while the database writes. Small
 ones are not counted, and go in also when large ones fill the budget; connections bound how many there are.
+What counts is what has come, not what was announced; and whoever asks leaves room for a body of another one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
 
+from homing.access.principal import Principal
 from homing.errors import Busy
 from homing.telemetry import Telemetry
 
+#: A thousand mails with some attachments.
+LARGEST_BODY = 16 * 1024 * 1024
 #: Bodies up to this size are small.
 _SMALL = 64 * 1024
 #: Seconds after which it makes sense to ask again.
@@ -20,8 +26,9 @@ _RETRY_AFTER = 2.0
 class Intake:
     def __init__(self, most: int, telemetry: Telemetry) -> None:
         self._most, self._telemetry = most, telemetry
-        self._held = 0
-        telemetry.count_intake(lambda: self._held)
+        self._most_of_one = max(most - LARGEST_BODY, LARGEST_BODY)
+        self._held: Counter[str] = Counter()
+        telemetry.count_intake(self._held.total)
 
     def bound(self, app: ASGIApp) -> ASGIApp:
         async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -29,38 +36,55 @@ class Intake:
             if announced is not None and announced <= _SMALL:
                 await app(scope, receive, send)
                 return
-            share = _Share(self, receive, announced)
+            share = _Share(self, scope, receive, announced or 0)
             try:
                 await app(scope, share.receive, send)
             finally:
-                self._held -= share.held
+                self.give_back(share.who, share.held)
 
         return bounded
 
-    def take(self, size: int) -> int:
-        if self._held + size > self._most:
+    def require_room(self, who: str, size: int) -> None:
+        if self._held.total() + size > self._most or self._held[who] + size > self._most_of_one:
             self._telemetry.http_refused("intake")
             raise Busy(
                 "as much as fits is being taken in; try again later, or send less at once", _RETRY_AFTER
             )
-        self._held += size
-        return size
+
+    def take(self, who: str, size: int) -> None:
+        self.require_room(who, size)
+        self._held[who] += size
+
+    def give_back(self, who: str, size: int) -> None:
+        self._held[who] -= size
+        if not self._held[who]:
+            del self._held[who]
 
 
 class _Share:
     """What one request holds. Nothing, until somebody reads its body, and that is after the door."""
 
-    def __init__(self, intake: Intake, receive: Receive, announced: int | None) -> None:
-        self._intake, self._receive, self._announced = intake, receive, announced
-        self.held = 0
+    def __init__(self, intake: Intake, scope: Scope, receive: Receive, announced: int) -> None:
+        self._intake, self._scope, self._receive, self._announced = intake, scope, receive, announced
+        self.who, self.held = "", 0
 
     async def receive(self) -> HTTPReceiveMessage:
-        if self._announced is not None and not self.held:
-            self.held = self._intake.take(self._announced)
+        if not self.held:
+            # One that would not fit is told so before it is sent.
+            self.who = _who(self._scope)
+            self._intake.require_room(self.who, self._announced)
         message = await self._receive()
-        if self._announced is None and message["type"] == "http.request":
-            self.held += self._intake.take(len(message["body"]))
+        if message["type"] == "http.request":
+            size = len(message["body"])
+            self._intake.take(self.who, size)
+            self.held += size
         return message  # type: ignore[return-value]
+
+
+def _who(scope: Scope) -> str:
+    """All together who are not known, and read a form at most."""
+    principal = scope.get("user")
+    return principal.who if isinstance(principal, Principal) else ""
 
 
 def _announced(scope: Scope) -> int | None:

@@ -66,15 +66,26 @@ class Streams:
     async def follow(
         self, who: str, key: Hashable, look: Look, *, every: float, counts: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
-        """What is sent to one who looks, for as long as that `counts`: is logged in, and may."""
-        if self.is_closed:
-            return
+        """What is sent to one who looks, for as long as that `counts`: is logged in, and may.
+
+        Whoever gets it has a place already, and gives it back also when nobody ever reads: a generator that
+        has begun is closed when it is let go.
+        """
+        following = self._follow(who, key, look, every, counts)
+        await anext(following)
+        return following
+
+    async def _follow(
+        self, who: str, key: Hashable, look: Look, every: float, counts: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        self._require_room(who)
         topic = self._topics.get(key)
         if topic is None:
             topic = self._topics[key] = Topic(self, key, look, every)
         follower = topic.add()
         self._of_each[who] += 1
         try:
+            yield b""
             # When to come back, should it break.
             yield f"retry: {round(_RETRY * 1000)}\n\n".encode()
             while (event := await follower.next()) is not None:
@@ -87,7 +98,7 @@ class Streams:
             self._of_each += Counter()
             topic.remove(follower)
 
-    def require_room(self, who: str) -> None:
+    def _require_room(self, who: str) -> None:
         if self.is_closed:
             raise RateLimited("the server is stopping", _RETRY)
         if self._of_each[who] >= MOST_OF_ONE or self.followers >= MOST_STREAMS:

@@ -48,11 +48,11 @@ class Stage:
         self.watched = Watched("a", "b")
         self.counting = True
 
-    def follow(self, who: str = "user:ann", key: str = "topic") -> AsyncGenerator[bytes, None]:
+    async def follow(self, who: str = "user:ann", key: str = "topic") -> AsyncGenerator[bytes, None]:
         async def counts() -> bool:
             return self.counting
 
-        return self.streams.follow(who, key, self.watched.look, every=0.005, counts=counts)
+        return await self.streams.follow(who, key, self.watched.look, every=0.005, counts=counts)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def happens(condition: Callable[[], bool]) -> None:
 
 
 async def test_all_who_look_share_one_look_and_get_what_changed(stage: Stage) -> None:
-    async with aclosing(stage.follow()) as one, aclosing(stage.follow("user:bob")) as other:
+    async with aclosing(await stage.follow()) as one, aclosing(await stage.follow("user:bob")) as other:
         everything = {"put": [["a", "<a 0>"], ["b", "<b 0>"]], "gone": [], "all": True}
         assert await event(one) == ("pieces", everything)
         assert await event(other) == ("pieces", everything)
@@ -89,7 +89,7 @@ async def test_all_who_look_share_one_look_and_get_what_changed(stage: Stage) ->
         changed = {"put": [["c", "<c 1>"]], "gone": ["a"], "all": False}
         assert await event(one) == ("pieces", changed)
         assert await event(other) == ("pieces", changed)
-        async with aclosing(stage.follow("user:late")) as late:
+        async with aclosing(await stage.follow("user:late")) as late:
             assert await event(late) == (
                 "pieces",
                 {"put": [["c", "<c 1>"], ["b", "<b 0>"]], "gone": [], "all": True},
@@ -110,14 +110,14 @@ async def test_a_costly_look_is_taken_more_rarely(stage: Stage) -> None:
 
     stage.watched.look = slowly  # type: ignore[method-assign]  # as a table that no index serves
     began = time.monotonic()
-    async with aclosing(stage.follow()) as stream:
+    async with aclosing(await stage.follow()) as stream:
         await event(stream)
         await happens(lambda: stage.watched.looks >= 3)
     assert time.monotonic() - began >= 1
 
 
 async def test_an_outage_is_told_and_a_bug_ends_the_stream(stage: Stage) -> None:
-    async with aclosing(stage.follow()) as stream:
+    async with aclosing(await stage.follow()) as stream:
         await event(stream)
         stage.watched.trouble = Unreachable("canary-host refused")
         name, told = await event(stream)
@@ -131,12 +131,12 @@ async def test_an_outage_is_told_and_a_bug_ends_the_stream(stage: Stage) -> None
 
 
 async def test_who_leaves_what_has_ended_takes_no_place_from_what_began_since(stage: Stage) -> None:
-    old = stage.follow()
+    old = await stage.follow()
     await event(old)
     stage.watched.trouble = ValueError("canary")
     await happens(lambda: stage.streams.topics == 0)
     stage.watched.trouble = None
-    async with aclosing(stage.follow("user:bob")) as new:
+    async with aclosing(await stage.follow("user:bob")) as new:
         await event(new)
         await old.aclose()
         assert (stage.streams.followers, stage.streams.topics) == (1, 1)
@@ -144,14 +144,14 @@ async def test_who_leaves_what_has_ended_takes_no_place_from_what_began_since(st
 
 
 async def test_who_is_logged_out_or_reads_too_slowly_is_sent_away(stage: Stage) -> None:
-    async with aclosing(stage.follow()) as stream:
+    async with aclosing(await stage.follow()) as stream:
         await event(stream)
         for n in range(20):
             stage.watched.pieces["a"] = n
             looks = stage.watched.looks
             await happens(lambda looks=looks: stage.watched.looks > looks + 1)  # type: ignore[misc]  # a default binds the number
         assert await event(stream) == ("end", None)
-    async with aclosing(stage.follow()) as stream:
+    async with aclosing(await stage.follow()) as stream:
         await event(stream)
         stage.counting = False
         stage.watched.pieces["a"] = -1
@@ -163,18 +163,26 @@ async def test_streams_are_limited_and_end_with_the_server(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "MOST_OF_ONE", 2)
-    async with aclosing(stage.follow()) as one, aclosing(stage.follow()) as other:
+    async with aclosing(await stage.follow()) as one, aclosing(await stage.follow()) as other:
         await event(one)
         await event(other)
         with pytest.raises(RateLimited):
-            stage.streams.require_room("user:ann")
-        stage.streams.require_room("user:bob")
+            await stage.follow()
+        async with aclosing(await stage.follow("user:bob")):
+            assert stage.streams.followers == 3
         await stage.streams.close()
         assert await event(one) == ("end", None)
         assert await event(other) == ("end", None)
-    assert await event(stage.follow()) == ("end", None)
     with pytest.raises(RateLimited):
-        stage.streams.require_room("user:bob")
+        await stage.follow("user:bob")
+
+
+async def test_a_stream_that_nobody_reads_gives_its_place_back(stage: Stage) -> None:
+    """Who asked for it may be gone before it begins."""
+    following = await stage.follow()
+    assert (stage.streams.followers, stage.streams.topics) == (1, 1)
+    del following
+    await happens(lambda: stage.streams.followers == stage.streams.topics == 0)
 
 
 # ── by http ──────────────────────────────────────────────────────────────────────────────────────
@@ -250,6 +258,24 @@ async def test_a_message_is_watched_to_its_end(sqlite_url: str) -> None:
             while "delivered" not in str(told):
                 _, told = await stream.event()
         assert "data-topic" not in (await door.client.get(f"/messages/outbox_{id}")).text
+
+
+async def test_who_asks_for_many_at_once_gets_as_many_as_one_may_have(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_OF_ONE", 3)
+    async with opened_door(sqlite_url) as door:
+        (id,) = await door.insert(1)
+        host, _, port = door.address.removeprefix("http://").partition(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        for _, writer in opened:
+            writer.write(f"GET /events?topic=message&q=outbox_{id} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        said = sorted([(await reader.readline()).split()[1] for reader, _ in opened])
+        assert said == [b"200"] * 3 + [b"429"] * 17
+        assert streams_of(door).followers == 3
+        for _, writer in opened:
+            writer.close()
+        await happens(lambda: streams_of(door).followers == 0)
 
 
 async def test_who_looks_on_beside_somebody_who_may_see_more_is_told_no_more(sqlite_url: str) -> None:

@@ -54,7 +54,6 @@ class LiveEvents(Controller):
         hours: FromQuery[Hours] = 3,
     ) -> Stream:
         user: Principal = request.user
-        streams.require_room(user.who)
         match topic:
             case "overview":
                 key, look = _overview(overview, desk, user, hours)
@@ -64,7 +63,7 @@ class LiveEvents(Controller):
                 key, look = await _message(desk, user, q)
             case "bulk":
                 key, look = await _bulk(bulk_runs, user, id)
-        following = streams.follow(
+        following = await streams.follow(
             user.who, key, look, every=_EVERY[topic], counts=_still_counts(request, access, site)
         )
         return Stream(following, media_type="text/event-stream", headers=_HEADERS)
