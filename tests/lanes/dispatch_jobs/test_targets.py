@@ -288,6 +288,52 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone_by_all_processes(dat
         await benches[0].attempts_add_up()
 
 
+@asynccontextmanager
+async def no_tls() -> AsyncIterator[str]:
+    """A receiver that takes longer for TLS than anybody waits here."""
+    opened: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: opened.append(writer), "127.0.0.1", 0)
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in opened:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("own", [0.1, None])
+async def test_a_job_in_a_hurry_says_nothing_of_the_target(database_url: str, own: float | None) -> None:
+    """Its own time-out is its customer's choice, and others share the host; the installation's is ours."""
+    ours = 0.1 if own is None else 30.0
+    async with (
+        no_tls() as url,
+        job_benches(database_url, 2, jobs_timeout_seconds=ours, **BREAKING) as benches,
+    ):
+        hurried = await benches[0].create(f"{url}/a", 8, timeout_seconds=own, max_retries=10)
+        await benches[0].run_batch()
+        row = await benches[0].row(hurried[0])
+        assert (row["attempt_count"], row["last_error"]) == (1, "no connection within 0.1 s")
+        others = await benches[0].create(f"{url}/b", 3)
+        claims = await benches[1].claim()
+        assert sorted(claim.id for claim in claims) == ([] if own is None else others)
+        known = await benches[0].tables.rows("homing_target")
+        assert [row["target"] for row in known if row["failures"]] == ([url] if own is None else [])
+        await benches[1].jobs.release(claims)
+
+
+async def test_answers_that_jobs_in_a_hurry_did_not_wait_for_say_nothing_either(database_url: str) -> None:
+    async with HttpSink(lambda _: Answer(silent=True)) as sink, job_bench(database_url, **BREAKING) as lane:
+        hurried = [
+            id for path in "ab" for id in await lane.create(f"{sink.url}/{path}", 4, timeout_seconds=0.1)
+        ]
+        await lane.run_batch()
+        assert {(await lane.row(id))["error_class"] for id in hurried} == {"timeout"}
+        sink.script = None
+        (other,) = await lane.create(f"{sink.url}/c")
+        await lane.run_batch()
+        assert await lane.states([other]) == ["COMPLETED"]
+
+
 async def test_two_endpoints_that_fail_open_the_breaker_of_all(database_url: str) -> None:
     endpoints = Endpoints(a=BROKEN, b=BROKEN)
     async with HttpSink(endpoints) as sink, job_benches(database_url, 2, **BREAKING) as benches:

@@ -31,7 +31,7 @@ from homing.lanes.dispatch_jobs.target import Targets
 from homing.lanes.dispatch_jobs.target_desk import ProbeRequest, ProbeResult
 from homing.lanes.dispatch_jobs.tsid import text_of
 from homing.senders.webhook import WebhookRequest, WebhookResult, WebhookSender
-from homing.senders.webhook_failure import NO_CONNECTION
+from homing.senders.webhook_failure import CONNECT_TIMEOUT, NO_CONNECTION
 from homing.tracing import TRACEPARENT, Tracing
 
 _TEST_EVENT = '{"type":"homing.test","data":{"message":"A test event: nothing has happened."}}'
@@ -228,14 +228,20 @@ class DispatchJobsLane:
     def _conclude(self, job: Job, result: WebhookResult) -> Outcome:
         wait = result.retry_after if result.status in _ASKS_TO_WAIT else None
         if not wait:
-            if _target_failed(result) is False:
+            hurried = self._is_hurried(job)
+            if _target_failed(result, hurried=hurried) is False:
                 self._targets.is_well(job.target, job.target_url)
-            return conclude(result, reject_4xx=self._reject_4xx)
+            return conclude(result, reject_4xx=self._reject_4xx, hurried=hurried)
         failure = _failure(result)
         if self._targets.close(job.target, job.target_url, wait):
             return Retry(failure, after=wait, report=_report(result, pause=wait))
         # Others have paid for this pause already.
         return Retry(failure, after=wait, charged=False)
+
+    def _is_hurried(self, job: Job) -> bool:
+        """It gives the target less time than a connection may take: that it was too late is its own doing."""
+        own = job.timeout_seconds
+        return own is not None and own < min(CONNECT_TIMEOUT, self._timeout_seconds)
 
     def describe(self, claim: Claim[Job], settlement: Settlement | None) -> Mapping[str, Any]:
         report = getattr(settlement, "report", None)
@@ -274,12 +280,12 @@ def _probed(result: WebhookResult) -> ProbeResult:
     )
 
 
-def conclude(result: WebhookResult, *, reject_4xx: bool) -> Outcome:
+def conclude(result: WebhookResult, *, reject_4xx: bool, hurried: bool = False) -> Outcome:
     """2xx completes, 410 ends; everything else is tried again, 4xx unless they are said to be final."""
     status = result.status
     if result.error_code is None and status is not None and 200 <= status < 300:
         return Delivered(_report(result))
-    failure, report = _failure(result), _report(result)
+    failure, report = _failure(result), _report(result, hurried=hurried)
     final = status == 410 or (reject_4xx and _is_refusal(status)) or result.error_code in _NEVER_SENT
     return Reject(failure, report) if final else Retry(failure, report=report)
 
@@ -292,21 +298,23 @@ def _failure(result: WebhookResult) -> Failure:
     return Failure(result.error_code or f"http_{result.status}", result.message)
 
 
-def _report(result: WebhookResult, pause: float = 0.0) -> Report:
+def _report(result: WebhookResult, pause: float = 0.0, *, hurried: bool = False) -> Report:
     return Report(
         result.seconds,
         result.status,
         result.body,
         dict(result.headers),
         result.unknown,
-        _target_failed(result),
+        _target_failed(result, hurried=hurried),
         pause,
         _is_unreachable(result),
     )
 
 
-def _target_failed(result: WebhookResult) -> bool | None:
+def _target_failed(result: WebhookResult, *, hurried: bool = False) -> bool | None:
     """Whether the target as a whole is in trouble, as against this one job."""
+    if hurried and result.error_code == "timeout":
+        return None
     if result.error_code is not None:
         return None if result.error_code in _OUR_OWN else True
     return result.status is None or result.status >= 500 or result.status == 429
