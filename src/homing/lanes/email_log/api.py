@@ -172,7 +172,10 @@ class Emails(Controller):
         self, request: AnyRequest, emails: NamedDependency[EmailLog], id: FromPath[str]
     ) -> EmailView:
         """Without what its links work by, and without codes, for who may only look."""
-        return mail_sight_of(request, "emails")(shown(await _existing(emails, id)))
+        # A body may be large, and be looked through for long.
+        email = shown(await _existing(emails, id))
+        size = len(email.body or "") + len(email.html or "")
+        return await aside(size, mail_sight_of(request, "emails"), email)
 
     @post(
         "/{id:str}/requeue",
