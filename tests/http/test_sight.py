@@ -261,8 +261,11 @@ async def test_the_stack_trace_of_an_error_of_ours_is_for_administrators(door: D
 RESET = "https://shop.example.org/reset?token=Zk81mQ4xT9vB"
 CODE = "482-canary-913"
 LEAVE = "https://shop.example.org/leave/W7pk20QzLm4d"
-MAIL_SECRETS = ("Zk81mQ4xT9vB", CODE, "W7pk20QzLm4d")
+MAIL_SECRETS = ("Zk81mQ4xT9vB", CODE, "W7pk20QzLm4d", "834221")
 ROW: dict[str, Any] = {
+    "from_address": f'"Go: {RESET}" <shop@example.org>',
+    "reply_to": f'"Go: {RESET}" <shop@example.org>',
+    "attachments": '[{"filename": "reset-token=834221.txt", "content": "eA==", "contentType": "text/plain"}]',
     "subject": f"Reset: {RESET}",
     "html_body": f'<p>Go on: <a href="{RESET.replace("=", "&#61;")}">here</a></p>',
     "variables": f'{{"otp": "{CODE}", "link": "{RESET}"}}',
@@ -273,17 +276,31 @@ ROW: dict[str, Any] = {
 
 async def mails_with_secrets(door: Door) -> None:
     """A mail of each lane, and one that was caught."""
-    (outbox,) = await door.insert(text_body=f"{RESET} or {LEAVE}", metadata=f'{{"token": "{CODE}"}}', **ROW)
-    row = {"to_address": "ann@example.org", "body": f"{RESET} or {LEAVE}", **ROW}
+    (outbox,) = await door.insert(
+        text_body=f"{RESET} or {LEAVE}",
+        metadata=f'{{"token": "{CODE}"}}',
+        idempotency_key="reset-token=834221",
+        **ROW,
+    )
+    row = {
+        "to_address": "ann@example.org",
+        "body": f"{RESET} or {LEAVE}",
+        "message_key": "reset-token=834221",
+        **ROW,
+    }
     names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
     (email,) = await door.sql(f"INSERT INTO email_log ({names}) VALUES ({marks}) RETURNING id", **row)
     message = EmailMessage()
+    message["From"] = ROW["from_address"]
     message["Subject"], message["List-Unsubscribe"] = ROW["subject"], f"<{LEAVE}>"
     message["X-Reset-Code"] = CODE
     message.set_content(f"{RESET} or {LEAVE}")
     message.add_alternative(ROW["html_body"], subtype="html")
+    message.add_attachment("x", filename="reset-token=834221.txt")
     source = b64encode(bytes(message)).decode()
-    await door.homing.shelf.keep([CaughtMail("<1@x>", "a@x", ("ann@example.org",), ROW["subject"], source)])
+    await door.homing.shelf.keep(
+        [CaughtMail("<1@x>", f"{RESET} <a@x>", ("ann@example.org",), ROW["subject"], source)]
+    )
     assert (outbox, email["id"]) == (1, 1)
 
 
@@ -375,6 +392,57 @@ async def test_a_search_does_not_spell_a_path_out_that_is_hidden(door: Door) -> 
     assert await found(operator, "to:https://hooks.chat.example/services/T0/p*") == (True, [])
     for line in ("to:hooks.chat.*", f"to:{order['targetUrl']}"):
         assert await found(reader, line) == (True, []), "a host, and what one knows already"
+
+
+async def test_a_search_does_not_spell_out_what_is_hidden_of_a_mail(database_url: str) -> None:
+    """Letter by letter, or a code of six digits by a million guesses."""
+    async with door_with_people(database_url) as door:
+        (number,) = await door.insert(
+            subject=f"Reset: {RESET}",
+            template="reset",
+            idempotency_key="reset-token=834221",
+            metadata='{"otp": "834221", "tenant": "acme", "user": {"pin": "1234"}, "link": "https://x.example/reset/12"}',
+        )
+        await door.sql(
+            "INSERT INTO email_log (to_address, subject, body, message_key)"
+            f" VALUES ('ann@example.org', 'Reset: {RESET}', 'x', 'reset-token=834221') RETURNING id"
+        )
+        scopes = ("desk:read", "mail:read", "emails:read")
+        reader = await door.key(*scopes)
+        mender = await door.key(*scopes, "mail:operate", "emails:write")
+        mail, email = f"outbox_{number}", "email_1"
+
+        async def found(key: str | None, line: str) -> tuple[list[str], list[str]]:
+            path = f"/api/messages?{urlencode({'q': line})}"
+            page = (await (door.ask("GET", path, key) if key else viewer.client.get(path))).json()
+            assert page["next"] is None
+            return sorted(item["id"] for item in page["items"]), page["notes"]
+
+        async with visiting(door, "viewer") as viewer:
+            for asked, ids in (
+                ('"token=Zk81"', [email, mail]),
+                ("reset", [email, mail]),
+                ("meta.otp:8*", [mail]),
+                ("meta.otp:834221", [mail]),
+                ("meta.tenant:ac*", [mail]),
+                ("meta.link:https://x.example/reset/12", [mail]),
+                ("id:reset-token=834221", [email, mail]),
+            ):
+                line = f"lane:mail_outbox,email_log {asked}"
+                assert await found(mender, line) == (ids, []), line
+                for key in (reader, None):
+                    nothing, notes = await found(key, line)
+                    assert nothing == [], line
+                    assert "mail_outbox is left out" in notes[0], line
+                    assert "needs the scope mail:write or mail:operate" in notes[0], line
+            _, notes = await found(reader, 'lane:mail meta.user:"{\\"pin\\":\\"1234\\"}"')
+            assert "metadata that is hidden" in notes[0]
+            for key in (reader, None):
+                for line in ("meta.tenant:acme", f"id:{mail}", "type:res*", "to:*@example.*"):
+                    assert await found(key, f"lane:mail {line}") == ([mail], []), line
+        path = "/api/emails?messageKey=reset-token%3D834221"
+        assert "emails:write or emails:operate" in (await door.ask("GET", path, reader)).text
+        assert [item["id"] for item in (await door.ask("GET", path, mender)).json()["items"]] == [email]
 
 
 async def test_who_sees_less_gets_nothing_of_what_another_one_follows(door: Door) -> None:

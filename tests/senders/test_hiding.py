@@ -106,6 +106,42 @@ def test_whatever_tells_of_a_secret_in_a_link_hides_it(text: str) -> None:
     assert "CANARY" not in hide_in_json(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # In one step with what leads to it.
+        *(f"https://shop.example.org/reset{mark}834221" for mark in "-.,:~_"),
+        # A browser takes the breaks out.
+        '<a href="https://shop.example.org/reset?token=\nCAN\tARY x">',
+        '<a href="https://shop.example.org/reset?token=&#10;CANARY">',
+        "<a href='https://shop.example.org/re&Tab;set/&NewLine;CANARY'>",
+        # Told by a label, however it is set.
+        "Your code: 83CANARY4221",
+        "<p>Your code: <b>83CANARY</b>.</p>",
+        "Use this code to sign in:\n\n    83CANARY\n",
+        "Your code is\n<td>\n<b>83CANARY</b>",
+        "G-834221 is your code, your code is 83CANARY.",
+        "PIN = 83CANARY",
+        "{'token': '83CANARY'}",
+        "Password: hunterCANARY",
+        "<b>Passwort:</b>&nbsp;hunterCANARY",
+        "Your temporary password is hunter2CANARY",
+        "Authorization: Bearer abcCANARY",
+        '<a href="https://shop.example.org/reset?token="83CANARY"">',
+    ],
+)
+def test_what_a_label_or_a_step_tells_is_hidden(text: str) -> None:
+    shown = hide_tokens(text)
+    assert not any(secret in shown for secret in ("CANARY", "CAN", "ARY", "834221"))
+    assert "hidden-in-preview" in shown
+
+
+@pytest.mark.parametrize("code", ["834221", "834 221", "834-221"])
+@pytest.mark.parametrize("said", ["Your code: {}.", "{} is your sign-in code.", "The code is {}."])
+def test_a_number_that_is_said_to_be_a_code_is_hidden(code: str, said: str) -> None:
+    assert hide_tokens(said.format(code)) == said.format("hidden-in-preview")
+
+
 LOOKS = ("99182736455463728190", "abcdefghijklmnopqrst", "aB3dE9f", "9fK2-xQ81_Zr0p")
 
 
@@ -125,6 +161,9 @@ def test_so_do_its_looks(token: str, place: str) -> None:
         '<img src="cid:9f8e7d6c5b4a@x.example">',
         '<img src="data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAUA//8FAAAA9fK2xQ81Zr0pLm==">',
         "Write to ann@x.example (or call +49 30 1234567), &copy; 2026, R&D &amp; more",
+        "Your password is about to expire. The code is short, the key to it: patience; order 834221.",
+        "See the code of conduct; your password-reset help: https://x.example/help?page=2",
+        '<a href=" https://x.example/go?a=1\n&amp;b=2 ">x</a>',
         r"C:\files\2026 and \u00e9 and a=b",
     ],
 )
@@ -187,6 +226,8 @@ def test_whatever_is_written_is_answered_and_what_was_hidden_stays_so(text: str)
 _HOSTILE = (
     "a", "=", "/", "&", "%", "%25", "-", "a=", "a.", "?t=1&", "&#61;", "&amp;", "https://x/", "reset",
     "reset/", "aB", "a1", r"\/", "token=", "%74", "https://x/a?b=c ", "x=1 ",
+    "code ", "code: ", "code a b c ", "key is ", "code<b> ", "<b ", "1 is your ", 'href="', "href= ",
+    "reset-",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from homing.db.conditions import is_pattern
 from homing.desk.bulk_story import BulkStory
 from homing.errors import DatabaseError, Forbidden, InvalidRequest
 from homing.messages.facts import DUE
+from homing.messages.mails import spelling_out
 from homing.messages.model import (
     DeadGroup,
     Detail,
@@ -93,8 +94,10 @@ class Desk:
         seen, troubles = await _all_of(looks)
         rows = merged(seen, limit)
         following = _following(positions, seen, rows)
-        if any(self._spells_out(name, wanted, may) for name in wanted.lanes if name in self.lanes):
-            troubles["dispatch_jobs"] = "a pattern of a URL's path needs the scope jobs:write or jobs:operate"
+        for name in self._readable_of(wanted, may):
+            if (what := self._spelt_out(name, wanted, may)) is not None:
+                scope = self.lanes[name].scope
+                troubles[name] = f"to look for {what} needs the scope {scope}:write or {scope}:operate"
         looked = [one.looked_at for one in seen.values() if one.looked_at is not None]
         return Found(
             rows,
@@ -106,19 +109,25 @@ class Desk:
 
     def _positions(self, wanted: Wanted, begun: Cursor | None, may: May) -> dict[LaneName, int | None]:
         readable = [
-            name
-            for name, lane in self.lanes.items()
-            if name in wanted.lanes and may(f"{lane.scope}:read") and not self._spells_out(name, wanted, may)
+            name for name in self._readable_of(wanted, may) if self._spelt_out(name, wanted, may) is None
         ]
         if begun is None:
             return dict.fromkeys(readable)
         return {name: begun.positions[name] for name in readable if name in begun.positions}
 
-    def _spells_out(self, name: LaneName, wanted: Wanted, may: May) -> bool:
-        """Letter by letter, by a pattern, the path of a URL, which is shown only to who knows it."""
-        if name != "dispatch_jobs" or wanted.to is None or sees_whole(may, self.lanes[name].scope):
-            return False
-        return "/" in wanted.to and is_pattern(wanted.to)
+    def _readable_of(self, wanted: Wanted, may: May) -> list[LaneName]:
+        return [
+            name for name, lane in self.lanes.items() if name in wanted.lanes and may(f"{lane.scope}:read")
+        ]
+
+    def _spelt_out(self, name: LaneName, wanted: Wanted, may: May) -> str | None:
+        """What would be told, letter by letter or by guesses, that is shown only to who knows it."""
+        if sees_whole(may, self.lanes[name].scope):
+            return None
+        if name in {"mail_outbox", "email_log"}:
+            return spelling_out(wanted)
+        is_path = wanted.to is not None and "/" in wanted.to and is_pattern(wanted.to)
+        return "a pattern of a URL's path" if name == "dispatch_jobs" and is_path else None
 
     async def dead_groups(self, *, may: May) -> DeadGroups:
         """What was given up and why, of all lanes; the largest groups first."""

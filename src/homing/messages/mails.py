@@ -18,12 +18,13 @@ from homing.db.conditions import (
     every_word,
     has_recipient,
     is_like,
+    is_pattern,
     like,
     matches,
     written,
 )
 from homing.messages.model import MailParts, Wanted, sees_whole
-from homing.senders.hiding import hide_in_json
+from homing.senders.hiding import hide_in_json, hide_tokens, is_secret_name
 from homing.senders.preview import Preview, dead_link, preview_of, shown, without_links
 from homing.senders.templates import Templates
 
@@ -38,8 +39,10 @@ CODE_OF_ERROR: Final[Mapping[Dialect, str]] = {
 View = TypeVar("View", bound=Struct)
 
 #: Of a row as the API shows it, what a link or a code may stand in; the second are JSON.
-_TEXTS: Final = frozenset({"subject", "text", "body", "html"})
-_VALUES: Final = frozenset({"variables", "headers", "metadata"})
+_TEXTS: Final = frozenset(
+    {"subject", "text", "body", "html", "sender", "reply_to", "idempotency_key", "message_key"}
+)
+_VALUES: Final = frozenset({"variables", "headers", "metadata", "attachments"})
 
 
 def mail_conditions(dialect: Dialect, wanted: Wanted) -> Conditions:
@@ -52,6 +55,20 @@ def mail_conditions(dialect: Dialect, wanted: Wanted) -> Conditions:
     return found + every_word(dialect, ("o.subject", "o.template"), wanted.words)
 
 
+def spelling_out(wanted: Wanted) -> str | None:
+    """What of it would tell bit by bit, by what is found, what is hidden of a mail; None when nothing would.
+
+    Whole values stay, unless they would be hidden themselves: a code of six digits is soon guessed.
+    """
+    if wanted.words:
+        return "words of subjects"
+    if any(is_pattern(value) for value in wanted.meta.values()):
+        return "a pattern of metadata"
+    if any(is_secret_name(key) or hide_in_json(value) != value for key, value in wanted.meta.items()):
+        return "metadata that is hidden"
+    return "a key that is hidden" if harmless_text(wanted.id) != (wanted.id or "") else None
+
+
 def has_error(dialect: Dialect, error: str) -> Conditions:
     """As `last_error` has it, with a message or without."""
     alone = is_like(dialect, "o.last_error", "error", like(error))
@@ -61,6 +78,11 @@ def has_error(dialect: Dialect, error: str) -> Conditions:
 def harmless(variables: object) -> str | None:
     """A link in them may be one that only its receiver should follow, and a code one that only he knows."""
     return hide_in_json(written(variables)) if variables else None
+
+
+def harmless_text(text: object) -> str:
+    """A name or a key may have a link or a code in it, too."""
+    return hide_tokens(written(text or ""))
 
 
 async def mail_of(row: Row, templates: Templates, default_sender: str, **columns: Any) -> MailParts:
@@ -78,9 +100,14 @@ def parts_of(preview: Preview) -> MailParts:
 
 
 def mail_sight_of(request: Request[Any, Any, Any], area: str) -> Callable[[View], View]:
-    """What to do with a row before it is answered. Without a door nobody is asked: for tests of routes."""
+    """What to do with a row before it is answered."""
+    return _whole if sees_mails_whole(request, area) else _redacted
+
+
+def sees_mails_whole(request: Request[Any, Any, Any], area: str) -> bool:
+    """Without a door nobody is asked: for tests of routes."""
     user = request.scope.get("user")
-    return _whole if user is None or sees_whole(user.may, area) else _redacted
+    return user is None or sees_whole(user.may, area)
 
 
 def _whole(row: View) -> View:

@@ -4,8 +4,10 @@ By their names (`reset_password_token=…`, `"otp": …`), by what stands before
 looks (`/a/9fK2xQ81Zr0pLm`), however a link is written: as browsers read it (`token&#61;…`, `%74oken=…`), as
 JSON, without its beginning, or inside of another. Links stay readable.
 
-Not recognised are a code in the middle of a sentence, and in a link a word or a short number that is told by
-nothing (`/c/4711`).
+Beside links, what a label tells (`Your code: 834221`, `Password: hunter22`, `834221 is your code`).
+
+Not recognised are a code that nothing tells of so (`type in 834221`), and in a link a word or a short number
+that is told by nothing (`/c/4711`), or a part of its host.
 """
 
 from __future__ import annotations
@@ -56,6 +58,35 @@ _LEADS_TO_ONE: Final = re.compile(
     r"|sign-in|auth(?!ors?(?![a-z]))|one-time|session|share",
     re.IGNORECASE,
 )
+#: In one step with what leads to it: `reset-834221`.
+_CODE_INSIDE: Final = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{4,}")
+#: A browser takes line breaks and tabs out of a link, so it goes on behind them.
+_ATTRIBUTE: Final = re.compile(
+    r"""(?<![\w-])(?:href|src|action|formaction|ping|cite|background|poster)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""",
+    re.IGNORECASE,
+)
+_BREAKS: Final = str.maketrans({"\t": None, "\n": None, "\r": None, " ": "%20"})
+#: Between a label and its value, and around both: white space, and in HTML tags.
+_GAP: Final = r"(?:\s{1,80}+|&nbsp;|<[^<>]{0,300}+>){0,12}+"
+_LABEL: Final = (
+    r"(?:code|token|secret|key|passwor[dt]|passphrase|kennwort|pwd|(?<![a-z])(?:otp|pin|tan))s?(?![a-z])"
+)
+#: Of these the value may be a word, where a colon tells it.
+_ANY: Final = r"(?:passwor[dt]|passphrase|kennwort|pwd)"
+_TELLS: Final = rf"{_GAP}[:=]{_GAP}[\"']?"
+#: Else a value has a digit, and a few words may stand before it.
+_LABELLED: Final = re.compile(
+    rf"""(?P<label>(?P<any>{_ANY}["']?{_TELLS}|authorization["']?{_TELLS}(?:bearer|basic)\s{{1,8}}+)"""
+    rf"""|{_LABEL}["']?(?:[ \t]{{1,8}}+[^\s:=<>/?&#.]{{1,40}}+){{0,8}}"""
+    rf"""(?:{_TELLS}|{_GAP}(?<=[\s>;])is:?(?![\w:]){_GAP}["']?))"""
+    r"""(?P<value>[0-9]{2,4}(?:[ -][0-9]{2,4}){1,3}+(?![\w-])|[^\s"'<>&]{4,200}+)""",
+    re.IGNORECASE,
+)
+_TOLD_AFTER: Final = re.compile(
+    rf"(?<![\w/=.-])(?:[a-z]{{1,3}}-)?[0-9]{{3,10}}+(?:[ -][0-9]{{2,4}}+)?"
+    rf"(?={_GAP}is\s{{1,8}}your\s[^.<>]{{0,60}}?{_LABEL})",
+    re.IGNORECASE,
+)
 #: A link in a link is written in a way of its own, and may be so again.
 _MOST_QUOTED: Final = 4
 #: What is shorter tells nothing.
@@ -93,7 +124,25 @@ def _is_mixed(piece: str) -> bool:
 
 def hide_tokens(text: str) -> str:
     """Links in a text or in HTML stay readable, and lead to nothing."""
-    return _WORD.sub(_without_use, text)
+    whole = _ATTRIBUTE.sub(_without_breaks, text) if "=" in text else text
+    return _TOLD_AFTER.sub(HIDDEN, _LABELLED.sub(_without_value, _WORD.sub(_without_use, whole)))
+
+
+def _without_breaks(found: re.Match[str]) -> str:
+    """As it was written, where it is one word or nothing is to be hidden."""
+    written = found[1] or found[2] or ""
+    plain = _as_read(written).strip()
+    link = plain.translate(_BREAKS)
+    cleaned = link if link == plain else _harmless(link)
+    return found[0] if cleaned == link else found[0].replace(written, escape(cleaned))
+
+
+def _without_value(found: re.Match[str]) -> str:
+    value = found["value"]
+    told = found["any"] or any(map(str.isdigit, value))
+    if not told or "://" in value or HIDDEN in value:
+        return found[0]
+    return f"{found['label']}{HIDDEN}{value[len(value.rstrip(_AFTER)) :]}"
 
 
 def _without_use(found: re.Match[str]) -> str:
@@ -166,7 +215,7 @@ def _exposes(text: str) -> bool:
         or _USER.search(text)
         or _SECRET.search(text.rpartition("=")[0])
         or _SHORT_INSIDE.search(text)
-        or (leads and _GOES_ON.search(text, leads.end()))
+        or (leads and (_GOES_ON.search(text, leads.end()) or _CODE_INSIDE.search(text, leads.end())))
     )
 
 

@@ -3,7 +3,8 @@
 Whoever looks at a mail is not the one it is for. So what links work by is taken out before the mail is
 assembled (`?token=hidden-in-preview`), and so are variables that are named like secrets, and the link to
 unsubscribe: a click in a preview confirms nothing and ends no subscription. The source shows the same.
-How that is recognised, and what is not, says `homing.senders.hiding`; attachments stay.
+How that is recognised, and what is not, says `homing.senders.hiding`; recipients stay, and what
+is in attachments.
 """
 
 from __future__ import annotations
@@ -119,10 +120,13 @@ def _harmless(message: MailMessage) -> MailMessage:
     links = [link for link in (message.unsubscribe_url, message.manage_url) if link]
     return replace(
         message,
+        sender=hide_tokens(message.sender),
+        reply_to=tuple(map(hide_tokens, message.reply_to)),
         subject=hide_tokens(message.subject),
         text=without_links(message.whole_text, links),
         html=without_links(message.whole_html, links),
         headers=tuple((name, hide_in_header(name, value)) for name, value in message.headers),
+        attachments=tuple(replace(one, filename=hide_tokens(one.filename)) for one in message.attachments),
         unsubscribe_url=dead_link(message.unsubscribe_url) if message.unsubscribe_url else None,
         manage_url=dead_link(message.manage_url) if message.manage_url else None,
     )

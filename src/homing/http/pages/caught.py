@@ -58,7 +58,7 @@ class CaughtPages(Controller):
             text=_part(message, "plain", whole=whole),
             has_html=_part(message, "html", whole=whole) is not None,
             source=source.decode("utf-8", "replace") if whole else None,
-            files=[part.get_filename() or part.get_content_type() for part in message.iter_attachments()],
+            files=[name if whole else hide_tokens(name) for name in _files(message)],
         )
 
     @get("/caught/{id:int}/html", media_type=MediaType.HTML)
@@ -88,9 +88,14 @@ def listed_mail(row: Any) -> dict[str, Any]:
     return {
         **row,
         "subject": hide_tokens(row["subject"]),
+        "sender": hide_tokens(row["sender"]),
         "recipients": ", ".join(recipients),
         "caught_at": instant(row["caught_at"]),
     }
+
+
+def _files(message: email.message.EmailMessage) -> list[str]:
+    return [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
 
 
 def _sees_whole(request: AnyRequest) -> bool:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from homing.db import Row
 from homing.engine.aside import aside
-from homing.errors import InvalidRequest, NotAllowed, NotFound
+from homing.errors import Forbidden, InvalidRequest, NotAllowed, NotFound
 from homing.lanes.email_log.email import STATES, Ordered
 from homing.lanes.email_log.log import EmailLog
 from homing.lanes.email_log.orders import EmailOrders, EmailRequest, order_of
@@ -27,7 +27,7 @@ from homing.lanes.email_log.view import (
     listed,
     shown,
 )
-from homing.messages.mails import mail_sight_of
+from homing.messages.mails import harmless_text, mail_sight_of, sees_mails_whole
 from homing.replies import RequeueReply, answers, errors
 
 AnyRequest = Request[Any, Any, Any]
@@ -125,6 +125,8 @@ class Emails(Controller):
         seen = mail_sight_of(request, "emails")
         check_plain("messageKey", message_key)
         if message_key is not None:
+            if harmless_text(message_key) != message_key and not sees_mails_whole(request, "emails"):
+                raise Forbidden("a key that is hidden needs the scope emails:write or emails:operate")
             return await _of_key(emails, message_key, status, seen)
         rows = await emails.page(status=status, before=_cursor(before), limit=limit)
         return EmailPage(*_page(rows, limit, seen))
@@ -170,7 +172,10 @@ class Emails(Controller):
         self, request: AnyRequest, emails: NamedDependency[EmailLog], id: FromPath[str]
     ) -> EmailView:
         """Without what its links work by, and without codes, for who may only look."""
-        return mail_sight_of(request, "emails")(shown(await _existing(emails, id)))
+        # A body may be large, and be looked through for long.
+        email = shown(await _existing(emails, id))
+        size = len(email.body or "") + len(email.html or "")
+        return await aside(size, mail_sight_of(request, "emails"), email)
 
     @post(
         "/{id:str}/requeue",

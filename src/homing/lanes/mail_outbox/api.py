@@ -125,7 +125,10 @@ class Mails(Controller):
         self, request: Request[Any, Any, Any], outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]
     ) -> OutboxMail:
         """Without what its links work by, and without codes, for who may only look."""
-        return mail_sight_of(request, "mail")(shown(await _existing(outbox, mail_id)))
+        # A body may be large, and be looked through for long.
+        mail = shown(await _existing(outbox, mail_id))
+        size = len(mail.text or "") + len(mail.html or "")
+        return await aside(size, mail_sight_of(request, "mail"), mail)
 
     @post(
         "/{mail_id:str}/requeue",

@@ -24,10 +24,9 @@ from homing.messages.facts import (
     trace_of,
     verdicts,
 )
-from homing.messages.mails import harmless, mail_of
+from homing.messages.mails import harmless, harmless_text, mail_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
 from homing.messages.table_desk import TableDesk
-from homing.senders.hiding import hide_tokens
 from homing.senders.templates import Templates
 
 _ENDED_BADLY = frozenset({"failed", "expired"})
@@ -86,7 +85,7 @@ def _summary(row: Row) -> Summary:
         number=row["id"],
         state=state,
         phase=phase,
-        title=hide_tokens(written(row["subject"] or row["template"] or "")),
+        title=harmless_text(row["subject"] or row["template"]),
         to=written(row["to_address"]),
         attempts=_attempts(row),
         error=code_of(row["last_error"]) if state != "sent" else None,
@@ -109,19 +108,19 @@ def _attempts(row: Row) -> int:
 def _fields(row: Row) -> list[tuple[str, str]]:
     return facts(
         [
-            ("From", row["from_address"]),
+            ("From", harmless_text(row["from_address"])),
             ("To", row["to_address"]),
             ("Cc", row["cc_address"]),
             ("Bcc", row["bcc_address"]),
-            ("Reply to", row["reply_to"]),
-            ("Subject", hide_tokens(written(row["subject"] or ""))),
+            ("Reply to", harmless_text(row["reply_to"])),
+            ("Subject", harmless_text(row["subject"])),
             ("Template", row["template"]),
             ("Locale", row["locale"]),
-            ("Attachments", filenames(row["attachments"])),
+            ("Attachments", harmless_text(filenames(row["attachments"]))),
             *verdicts(row["recipients"]),
             ("Provider", row["provider"]),
             ("Provider's id", row["provider_message_id"]),
-            ("Idempotency key", row["idempotency_key"]),
+            ("Idempotency key", harmless_text(row["idempotency_key"])),
             ("Attempts", _attempts(row)),
             ("Claims", row["claim_seq"]),
             ("Deferred", row["defer_count"] or None),
