@@ -139,13 +139,13 @@ async def test_files_of_ours_may_be_kept(viewer: Visitor) -> None:
 # ── how much is read ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_long_form_is_refused_before_it_is_parsed(door: Door, viewer: Visitor) -> None:
+async def test_a_long_form_is_refused_before_it_is_parsed(door: Door, admin: Visitor) -> None:
     """On every route that changes something: with a wrong token, with the right one, and by a key."""
     key = await door.key()
     long = b"csrf=wrong&" + b"id=a&" * 13_200
     asked: tuple[Mapping[str, str], ...] = (
         {**OWN, **FORM},
-        {**OWN, **FORM, "X-CSRF-Token": viewer.csrf},
+        {**OWN, **FORM, "X-CSRF-Token": admin.csrf},
         {**FORM, "Authorization": f"Bearer {key}"},
     )
     walked = 0
@@ -153,7 +153,7 @@ async def test_a_long_form_is_refused_before_it_is_parsed(door: Door, viewer: Vi
         if method in READING or route.path_format in OPEN:
             continue
         for headers in asked:
-            answer = await viewer.client.request(method, filled_in(route), content=long, headers=headers)
+            answer = await admin.client.request(method, filled_in(route), content=long, headers=headers)
             # That one knows four codes, and this is none of them.
             expected = 400 if route.path == "/internal/dispatch" else 413
             assert answer.status_code == expected, (method, route.path, answer.text)
@@ -162,14 +162,14 @@ async def test_a_long_form_is_refused_before_it_is_parsed(door: Door, viewer: Vi
     assert walked > 50
 
 
-async def test_a_long_form_without_a_length_is_refused_as_well(viewer: Visitor) -> None:
+async def test_a_long_form_without_a_length_is_refused_as_well(admin: Visitor) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"id=a&" * 1000
 
-    answer = await viewer.client.post("/messages/act", content=pieces(), headers={**OWN, **FORM})
+    answer = await admin.client.post("/messages/act", content=pieces(), headers={**OWN, **FORM})
     assert answer.status_code == 413
-    many = await viewer.client.post("/router", content=b"a&" * 5000, headers={**OWN, **FORM})
+    many = await admin.client.post("/router", content=b"a&" * 5000, headers={**OWN, **FORM})
     assert (many.status_code, "fields" in many.text) == (413, True)
 
 
