@@ -27,7 +27,7 @@ from homing.lanes.email_log.view import (
     listed,
     shown,
 )
-from homing.messages.mails import mail_sight_of
+from homing.messages.mails import mail_sight_of, seen_mail
 from homing.replies import RequeueReply, answers, errors
 
 AnyRequest = Request[Any, Any, Any]
@@ -170,7 +170,7 @@ class Emails(Controller):
         self, request: AnyRequest, emails: NamedDependency[EmailLog], id: FromPath[str]
     ) -> EmailView:
         """Without what its links work by, and without codes, for who may only look."""
-        return mail_sight_of(request, "emails")(shown(await _existing(emails, id)))
+        return await seen_mail(request, "emails", shown, await _existing(emails, id))
 
     @post(
         "/{id:str}/requeue",
