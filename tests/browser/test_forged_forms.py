@@ -54,7 +54,9 @@ def forms(seeded: Seeded) -> Mapping[str, Form]:
         ),
         "/credentials/create": Form("/credentials/create", {"name": "x", "secret": "yes"}, "admin"),
         "/credentials/rotate": Form("/credentials/rotate", {**credentials, "grace": "1 day"}, "admin"),
-        "/credentials/allow": Form("/credentials/allow", {**credentials, "targets": "https://partner.example"}, "admin"),
+        "/credentials/allow": Form(
+            "/credentials/allow", {**credentials, "targets": "https://partner.example"}, "admin"
+        ),
         "/credentials/end-grace": Form("/credentials/end-grace", credentials, "admin"),
         "/credentials/delete": Form(
             "/credentials/delete", {**credentials, "sure": "yes", "force": "yes"}, "admin"

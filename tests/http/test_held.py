@@ -7,6 +7,7 @@ import base64
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,11 +19,13 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.routes import HTTPRoute
 from tests.http.door import Door, opened_door, url_with_tables
+from tests.http.pages.visitor import door_with_people
 from tests.http.test_access_walk import filled_in
 from tests.outbox import bench
 
 from homing.desk.query import LONGEST_LINE
 from homing.http.app import build_app
+from homing.senders.caught_mail import CaughtMail
 
 #: What a parameter is filled with, again and again.
 SHAPES = ("a ", "1", "\u0661", '"\\', "a,-", "meta.a:b ", "status:dead OR ", "\u0301")
@@ -251,6 +254,43 @@ async def test_the_largest_bodies_hold_nothing(database_url: str) -> None:
                 assert (await door.ask("GET", path, headers={"Accept": "text/html"})).status_code == 200
         for path in ("/messages", "/", "/api/messages", "/api/mail", "/api/overview", "/api/dispatch/jobs"):
             assert (await door.ask("GET", path, headers={"Accept": "text/html"})).is_success
+
+
+#: Of half a million characters, in which everything may be a code.
+LINK = f"https://a.example{'/ab1c2d3' * 60_000}"
+
+
+async def keep_caught(door: Door) -> None:
+    message = EmailMessage()
+    message["Subject"] = "Hi"
+    message.set_content(LINK, cte="8bit")
+    message.add_alternative(f'<a href="{LINK}">x</a>', subtype="html", cte="8bit")
+    source = base64.b64encode(message.as_bytes()).decode()
+    await door.homing.shelf.keep([CaughtMail("<1@a.example>", "a@a.example", ("b@a.example",), "Hi", source)])
+
+
+async def test_large_mails_are_looked_at_and_hold_nothing(sqlite_url: str) -> None:
+    async with door_with_people(sqlite_url) as door:
+        writer = await door.key("*")
+        values = {"variables": {"link": LINK}}
+        paths = ["/caught/1", "/caught/1/html"]
+        await keep_caught(door)
+        for lane, body in (
+            ("mail", {**MAIL, "text": LINK}),
+            ("emails", {"to": "ann@example.org", "subject": "Hi", "body": LINK}),
+            ("mail", {"to": "ann@example.org", "template": "open-seat", **values}),
+            ("emails", {"to": "ann@example.org", "template": "open-seat", **values}),
+        ):
+            answer = await door.ask("POST", f"/api/{lane}", writer, json=body)
+            assert answer.is_success, answer.text
+            id = answer.json()["id"]
+            paths += [f"/api/{lane}/{id}", f"/api/messages/{id}", f"/messages/{id}"]
+            paths += [f"/messages/{id}/mail.{kind}" for kind in ("html", "txt", "eml")]
+        key = await door.key("desk:read", "mail:read", "emails:read")
+        for path in paths:
+            answer = await door.ask("GET", path, key, headers={"Accept": "text/html"})
+            assert answer.status_code == 200, (path, answer.text[:200])
+            assert "ab1c2d3" not in answer.text, path
 
 
 async def test_others_are_served_while_a_batch_is_read(sqlite_url: str) -> None:

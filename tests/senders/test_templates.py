@@ -472,6 +472,17 @@ def test_broken_html_takes_linear_time(piece: str) -> None:
     assert seconds(20_000) < 2
 
 
+def test_a_line_as_long_as_the_mail_takes_linear_time() -> None:
+    def seconds(count: int) -> float:
+        html = '<a href="https://x.example/">' + "x<b>" * count
+        started = thread_time()
+        text_from_html(html)
+        return thread_time() - started
+
+    # What is not linear takes sixteen times as long as for a quarter.
+    assert seconds(960_000) < 8 * min(seconds(240_000) for _ in range(3))
+
+
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
 #: Templates that would go on for minutes, or for ever, and print nothing.

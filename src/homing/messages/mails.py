@@ -23,7 +23,9 @@ from homing.db.conditions import (
     matches,
     written,
 )
-from homing.messages.model import MailParts, Wanted, sees_whole
+from homing.engine.aside import aside
+from homing.messages.facts import json_body
+from homing.messages.model import Body, MailParts, Wanted, sees_whole
 from homing.senders.hiding import hide_in_json, hide_tokens, is_secret_name
 from homing.senders.preview import Preview, dead_link, preview_of, shown, without_links
 from homing.senders.templates import Templates
@@ -75,9 +77,13 @@ def has_error(dialect: Dialect, error: str) -> Conditions:
     return either(alone, is_like(dialect, "o.last_error", "errors", f"{like(error)}:%"))
 
 
-def harmless(variables: object) -> str | None:
+async def harmless_body(row: Row, *columns: str) -> Body | None:
     """A link in them may be one that only its receiver should follow, and a code one that only he knows."""
-    return hide_in_json(written(variables)) if variables else None
+    return await aside(_size_of(row), _harmless_body, {name: row[name] for name in columns})
+
+
+def _harmless_body(given: Mapping[str, object]) -> Body | None:
+    return json_body({name: hide_in_json(written(value)) for name, value in given.items() if value})
 
 
 def harmless_text(text: object) -> str:
@@ -108,6 +114,18 @@ def sees_mails_whole(request: Request[Any, Any, Any], area: str) -> bool:
     """Without a door nobody is asked: for tests of routes."""
     user = request.scope.get("user")
     return user is None or sees_whole(user.may, area)
+
+
+async def seen_mail(
+    request: Request[Any, Any, Any], area: str, shown: Callable[[Row], View], row: Row
+) -> View:
+    """One row, which may be large, as this one may see it."""
+    sight = mail_sight_of(request, area)
+    return await aside(_size_of(row), lambda: sight(shown(row)))
+
+
+def _size_of(row: Row) -> int:
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _whole(row: View) -> View:

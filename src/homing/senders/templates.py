@@ -517,7 +517,8 @@ class _TextWriter:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
-        self._line = ""
+        #: Pieces, of which none is empty: a line may be as long as the mail.
+        self._line: list[str] = []
         #: What has to stand between the line so far and the next word, once there is one.
         self._between = ""
         #: The number of the next item of each open list; None for a list with dashes.
@@ -526,7 +527,7 @@ class _TextWriter:
         self._quotes = 0
         self._preformatted = 0
         self._link: str | None = None
-        self._label = ""
+        self._label: list[str] = []
         #: The element that is hidden, and how many of the same name are open inside.
         self._hidden: tuple[str, int] | None = None
 
@@ -577,7 +578,7 @@ class _TextWriter:
             self._rule(name)
         elif name == "a":
             self._end_link()
-            self._link, self._label = _link_target(attributes), ""
+            self._link, self._label = _link_target(attributes), []
         elif name == "img":
             self.text(_attribute(attributes, "alt"))
 
@@ -592,7 +593,7 @@ class _TextWriter:
         if name == "a":
             self._end_link()
         elif name in _UNDERLINES and self._line:
-            width = len(self._line)
+            width = sum(map(len, self._line))
             self._break_line()
             self._lines.append(_UNDERLINES[name] * min(width, 72))
         if name in _PARAGRAPHS:
@@ -609,7 +610,7 @@ class _TextWriter:
 
     def _end_link(self) -> None:
         target, self._link = self._link, None
-        if not target or target == self._label.strip():
+        if not target or target == "".join(self._label).strip():
             return
         if self._label:
             self._between = " "
@@ -642,20 +643,20 @@ class _TextWriter:
 
     def _put(self, words: str) -> None:
         if self._link is not None:
-            self._label += (self._between if self._label else "") + words
+            self._label += filter(None, (self._between if self._label else "", words))
         if self._line:
-            self._line += self._between + words
+            self._line += filter(None, (self._between, words))
         else:
             quotes = "> " * min(self._quotes, _DEEPEST)
             indent = "  " * min(max(0, len(self._lists) - 1), _DEEPEST)
-            self._line = f"{quotes}{indent}{self._marker}{words}"
+            self._line += filter(None, (f"{quotes}{indent}{self._marker}{words}",))
             self._marker = ""
         self._between = ""
 
     def _break_line(self) -> None:
         if self._line:
-            self._lines.append(self._line.rstrip())
-        self._line = self._between = ""
+            self._lines.append("".join(self._line).rstrip())
+        self._line, self._between = [], ""
 
     def _break_paragraph(self, *, nested: bool = False) -> None:
         self._break_line()

@@ -13,6 +13,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from homing.db import instant
+from homing.engine.aside import aside
 from homing.errors import NotFound
 from homing.http.asking import AnyRequest, who_of
 from homing.http.numbers import row_id
@@ -48,18 +49,7 @@ class CaughtPages(Controller):
     ) -> Response[str]:
         who_of(request).require(MAIL_SCOPE)
         row, source = await _found(shelf, id)
-        message = email.message_from_bytes(source, policy=email.policy.default)
-        whole = _sees_whole(request)
-        return render(
-            request,
-            "caught.html",
-            mail=listed_mail(row),
-            mail_headers=[(k, str(v) if whole else hide_in_header(k, str(v))) for k, v in message.items()],
-            text=_part(message, "plain", whole=whole),
-            has_html=_part(message, "html", whole=whole) is not None,
-            source=source.decode("utf-8", "replace") if whole else None,
-            files=[name if whole else hide_tokens(name) for name in _files(message)],
-        )
+        return await aside(len(source), _page, request, row, source)
 
     @get("/caught/{id:int}/html", media_type=MediaType.HTML)
     async def caught_html(
@@ -67,8 +57,27 @@ class CaughtPages(Controller):
     ) -> Response[str]:
         who_of(request).require(MAIL_SCOPE)
         _row, source = await _found(shelf, id)
-        message = email.message_from_bytes(source, policy=email.policy.default)
-        return foreign_html(_part(message, "html", whole=_sees_whole(request)) or "")
+        return foreign_html(await aside(len(source), _html, source, whole=_sees_whole(request)))
+
+
+def _page(request: AnyRequest, row: Any, source: bytes) -> Response[str]:
+    message = email.message_from_bytes(source, policy=email.policy.default)
+    whole = _sees_whole(request)
+    return render(
+        request,
+        "caught.html",
+        mail=listed_mail(row),
+        mail_headers=[(k, str(v) if whole else hide_in_header(k, str(v))) for k, v in message.items()],
+        text=_part(message, "plain", whole=whole),
+        has_html=message.get_body(("html",)) is not None,
+        source=source.decode("utf-8", "replace") if whole else None,
+        files=[name if whole else hide_tokens(name) for name in _files(message)],
+    )
+
+
+def _html(source: bytes, *, whole: bool) -> str:
+    message = email.message_from_bytes(source, policy=email.policy.default)
+    return _part(message, "html", whole=whole) or ""
 
 
 def foreign_html(text: str) -> Response[str]:

@@ -27,7 +27,7 @@ from homing.lanes.email_log.view import (
     listed,
     shown,
 )
-from homing.messages.mails import harmless_text, mail_sight_of, sees_mails_whole
+from homing.messages.mails import harmless_text, mail_sight_of, seen_mail, sees_mails_whole
 from homing.replies import RequeueReply, answers, errors
 
 AnyRequest = Request[Any, Any, Any]
@@ -172,10 +172,7 @@ class Emails(Controller):
         self, request: AnyRequest, emails: NamedDependency[EmailLog], id: FromPath[str]
     ) -> EmailView:
         """Without what its links work by, and without codes, for who may only look."""
-        # A body may be large, and be looked through for long.
-        email = shown(await _existing(emails, id))
-        size = len(email.body or "") + len(email.html or "")
-        return await aside(size, mail_sight_of(request, "emails"), email)
+        return await seen_mail(request, "emails", shown, await _existing(emails, id))
 
     @post(
         "/{id:str}/requeue",

@@ -17,7 +17,7 @@ from homing.lanes.mail_outbox.dispatching import Dispatching, DispatchReply, Dis
 from homing.lanes.mail_outbox.orders import MailOrders, MailRequest, read_order
 from homing.lanes.mail_outbox.outbox import STATES, MailOutbox, Ordered
 from homing.lanes.mail_outbox.view import MailSummary, OutboxMail, listed, row_number, shown
-from homing.messages.mails import mail_sight_of
+from homing.messages.mails import mail_sight_of, seen_mail
 from homing.replies import BatchReply, answers, errors
 from homing.strict_json import decode, require_json
 
@@ -125,10 +125,7 @@ class Mails(Controller):
         self, request: Request[Any, Any, Any], outbox: NamedDependency[MailOutbox], mail_id: FromPath[str]
     ) -> OutboxMail:
         """Without what its links work by, and without codes, for who may only look."""
-        # A body may be large, and be looked through for long.
-        mail = shown(await _existing(outbox, mail_id))
-        size = len(mail.text or "") + len(mail.html or "")
-        return await aside(size, mail_sight_of(request, "mail"), mail)
+        return await seen_mail(request, "mail", shown, await _existing(outbox, mail_id))
 
     @post(
         "/{mail_id:str}/requeue",

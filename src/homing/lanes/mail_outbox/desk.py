@@ -17,14 +17,13 @@ from homing.messages.facts import (
     code_of,
     facts,
     filenames,
-    json_body,
     message_of,
     moment_fact,
     possible,
     trace_of,
     verdicts,
 )
-from homing.messages.mails import harmless, harmless_text, mail_of
+from homing.messages.mails import harmless_body, harmless_text, mail_of
 from homing.messages.model import Detail, LaneName, MailParts, Phase, Step, Summary, Verb
 from homing.messages.table_desk import TableDesk
 from homing.senders.templates import Templates
@@ -65,7 +64,7 @@ class MailDesk(TableDesk[MailOutbox]):
             summary,
             _fields(row),
             _timeline(row, summary, await self._kept.of(number)),
-            json_body({"variables": harmless(row["variables"]), "metadata": harmless(row["metadata"])}),
+            await harmless_body(row, "variables", "metadata"),
             has_mail=True,
             verbs=possible(self.from_states, summary.state),
             waits=_waits(row, summary, datetime.now(UTC)),

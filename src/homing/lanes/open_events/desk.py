@@ -99,7 +99,7 @@ class NotificationDesk(TableDesk[Notifications]):
         composed = await self._composed(number, row)
         if isinstance(composed, str):
             return MailParts((), None, None, "", composed)
-        return parts_of(assembled(_masked(composed)))
+        return parts_of(await to_thread(assembled, _masked(composed)))
 
     async def _composed(self, number: int, row: Row) -> MailMessage | str:
         events = await self._rows.run("events", ids=_list_of(row["open_event_id"]))
