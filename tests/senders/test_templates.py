@@ -472,6 +472,18 @@ def test_broken_html_takes_linear_time(piece: str) -> None:
     assert seconds(20_000) < 2
 
 
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("a&#1;b<p>&#1;</p>", "ab"),
+        (f"a&#{'1' * 5000};b", "a\ufffdb"),
+        (f'<a href="https://x.example/&#{"1" * 5000};">a</a>', "a (https://x.example/\ufffd)"),
+    ],
+)
+def test_a_character_that_there_is_not_is_no_mistake(html: str, text: str) -> None:
+    assert text_from_html(html) == text
+
+
 def test_a_line_as_long_as_the_mail_takes_linear_time() -> None:
     def seconds(count: int) -> float:
         html = '<a href="https://x.example/">' + "x<b>" * count

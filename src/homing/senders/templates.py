@@ -479,6 +479,7 @@ _MARKUP = re.compile(
     r"""(?P<attributes>(?:[^>=]++|=\s*+"[^"]*+(?:"|\Z)|=\s*+'[^']*+(?:'|\Z)|=)*+)(?:>|\Z)""",
     re.IGNORECASE | re.DOTALL,
 )
+_NO_CHARACTER = re.compile(r"&#[0-9]{100,};?")
 _ATTRIBUTE = re.compile(
     r"""([^\s=/>"']++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]++)))?""",
 )
@@ -539,7 +540,9 @@ class _TextWriter:
     def text(self, data: str) -> None:
         if self._hidden or not data:
             return
-        data = unescape(data)
+        data = _unescaped(data)
+        if not data:
+            return
         if self._preformatted:
             self._preformatted_text(data)
             return
@@ -668,6 +671,11 @@ class _TextWriter:
             self._lines.append("")
 
 
+def _unescaped(text: str) -> str:
+    """Python refuses to read a number of thousands of digits, and no character has such a one."""
+    return unescape(_NO_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
 def _is_hidden(attributes: str) -> bool:
     if "hidden" not in attributes.lower() and "display" not in attributes.lower():
         return False
@@ -677,7 +685,7 @@ def _is_hidden(attributes: str) -> bool:
 
 def _attributes(attributes: str) -> dict[str, str]:
     return {
-        name.lower(): unescape(double or single or bare)
+        name.lower(): _unescaped(double or single or bare)
         for name, double, single, bare in _ATTRIBUTE.findall(attributes)
     }
 
