@@ -426,13 +426,14 @@ async def test_what_was_put_back_as_failed_is_published_by_one_scheduler(
             assert await Scheduler(sql, channel, queue, **options).once() == [ordered.id]
             await lane.homing.email_schedule.maintenance.once()
             assert await lane.schedule() == {}, options
-            assert len(await lane.messages()) == 1
+            # What was published is confirmed, so it is in the queue.
+            assert len(await lane.messages(wait=0.03)) == 1
             # It ends, and is put back the other way: then it is ours.
             await sql(DEAD, ordered.id)
             await sql(PUT_BACK["Pending"], ordered.id)
             await schedule_all(lane)
             await sql("DELETE FROM email_log")
-            assert len(await lane.messages()) == 1, options
+            assert len(await lane.messages(wait=0.03)) == 1, options
 
 
 @pytest.mark.clause("RTY-22", "RTY-12")
