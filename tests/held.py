@@ -11,14 +11,19 @@ import threading
 import time
 from collections.abc import Iterator
 from inspect import iscoroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.hang import Loop
 
+import homing
 from homing.http import loop_watch
 from homing.http.loop_watch import Stretches
 from homing.telemetry import Telemetry
+
+#: Whose tasks are watched: not those of tests, wherever the checkout is.
+PRODUCT = str(Path(homing.__file__).parent)
 
 
 class Collections:
@@ -51,7 +56,7 @@ def holds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
     def watched_task(loop: Loop, coroutine: Any, **options: Any) -> Any:
         """Requests leave some of their work to tasks, such as the one that writes for several of them."""
-        if iscoroutine(coroutine) and "/homing/" in coroutine.cr_code.co_filename:
+        if iscoroutine(coroutine) and coroutine.cr_code.co_filename.startswith(PRODUCT):
             name = f"task {coroutine.__qualname__}"
             coroutine = Stretches(coroutine, lambda seconds: found.append(f"{name}: {seconds * 1000:.0f} ms"))
         return create_task(loop, coroutine, **options)
