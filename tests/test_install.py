@@ -323,6 +323,7 @@ def test_a_package_of_no_lock_is_in_the_way_of_none(project: Project) -> None:
         ("mark", signal.SIGKILL),
     ],
 )
+@with_the_quickest
 def test_a_first_install_that_was_interrupted_begins_anew(
     project: Project, moment: str, number: signal.Signals
 ) -> None:

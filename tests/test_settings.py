@@ -162,6 +162,24 @@ def test_a_file_of_this_folder_that_is_another_users_is_refused(
     assert load_settings(environ={}, config=path).mail_url == "smtp://hush.example"
 
 
+def test_a_database_that_somebody_else_put_into_this_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its users and keys would count, and it would get our mails."""
+    path = tmp_path / "homing.db"
+    path.touch(0o644)
+    assert load_settings(environ={}).database_url == "sqlite:///homing.db"
+    path.chmod(0o666)
+    with pytest.raises(SettingsError, match=r"homing\.db may be changed by others.*chmod 600 homing\.db"):
+        load_settings(environ={})
+    path.chmod(0o600)
+    make_foreign(path, monkeypatch)
+    with pytest.raises(SettingsError, match=r"homing\.db belongs to another user \(uid \d+\)"):
+        load_settings(environ={})
+    named = {"HOMING_DATABASE_URL": "sqlite:///homing.db"}
+    assert load_settings(environ=named), "who names a file knows whose it is"
+
+
 def test_errors_do_not_show_secrets(tmp_path: Path) -> None:
     (tmp_path / "homing.toml").write_text("mail_url = 5\nencryption_key = 7777\n")
     with pytest.raises(SettingsError) as caught:

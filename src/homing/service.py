@@ -293,7 +293,10 @@ async def _serving(homing: Homing, *, api: bool) -> AsyncIterator[str]:
     application = homing.asgi() if api else homing.metrics_asgi()
     port = settings.port if api else settings.metrics_port
     limits = Limits(
-        settings.api_header_seconds, settings.api_idle_seconds, settings.api_connections_per_address
+        settings.api_header_seconds,
+        settings.api_idle_seconds,
+        settings.api_connections_per_address,
+        settings.api_intake_mib << 20,
     )
     async with serving(application, settings.host, port, limits) as address:
         yield address

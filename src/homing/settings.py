@@ -29,6 +29,8 @@ _OURS = "HOMING_"
 _NOT_OURS = "HOMING_TEST_"
 #: Where `homing.toml` is looked for when no other place is named.
 CONFIG_FILE = "homing.toml"
+#: Where the tables are when no place is named.
+DATABASE_FILE = "homing.db"
 CONFIG_VARIABLE = "HOMING_CONFIG"
 
 
@@ -92,7 +94,7 @@ class Settings(BaseModel):
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     database_url: Url = Field(
-        "sqlite:///homing.db",
+        f"sqlite:///{DATABASE_FILE}",
         description="Where the tables are: sqlite:///file.db or postgresql://user@host/name.",
     )
     jobs_database_url: Url | None = Field(
@@ -351,7 +353,8 @@ class Settings(BaseModel):
         64,
         ge=16,
         le=65536,
-        description="MiB of bodies over 64 KiB that the API takes in at once; then 503 with Retry-After.",
+        description="MiB of bodies over 64 KiB that the API takes in at once; then 503 with Retry-After. As "
+        "much of its answers may be unread; then the slowest reader's connection ends.",
     )
     session_idle_minutes: float = Field(
         60.0, ge=5.0, le=10080.0, description="Whoever does nothing for so long has to log in again."
@@ -507,6 +510,8 @@ def load_settings(
     except ValidationError as error:
         raise SettingsError("\n".join(_complaint(e, origins) for e in error.errors())) from None
     _check_together(settings)
+    if "database_url" not in origins:
+        _require_own_database()
     return settings.coming_from(origins)
 
 
@@ -573,6 +578,13 @@ def _from_file(named: Path | None) -> dict[str, Any]:
         if key not in Settings.model_fields and key not in REMOVED:
             raise SettingsError(f"{path}: there is no setting {key}{_nearest(key, Settings.model_fields)}")
     return values
+
+
+def _require_own_database() -> None:
+    """Nobody named it: it lay in the folder that we were started in, and says who may do what."""
+    path = Path(DATABASE_FILE)
+    if path.exists():
+        require_own(path, path.stat(), secret=False)
 
 
 def _complaint(error: ErrorDetails, origins: Mapping[str, str]) -> str:

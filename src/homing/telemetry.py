@@ -96,6 +96,7 @@ _GAUGES = {
     "last_success_timestamp_seconds": ("When a message was last delivered.", "lane"),
     "http_connections": ("Connections to the API, or to the metrics.", ""),
     "http_intake_bytes": ("Bodies over 64 KiB that the API holds now.", ""),
+    "http_unread_bytes": ("Answers that clients have not read.", ""),
     "loop_longest_hold_seconds": ("The longest of these stretches, in CPU time.", "route"),
     "build_info": ("Always 1; the labels tell what is running.", "version python"),
 }
@@ -512,11 +513,12 @@ class Telemetry:
         self._counters["emails_dead"].labels(reason).inc()
 
     def http_refused(self, reason: str) -> None:
-        """malformed, slow, long_url, large_head, crowded, intake"""
+        """malformed, slow, long_url, large_head, crowded, unread, intake"""
         self._counters["http_refused"].labels(reason).inc()
 
-    def count_connections(self, open: Callable[[], int]) -> None:
+    def count_connections(self, open: Callable[[], int], unread: Callable[[], int]) -> None:
         self._gauges["http_connections"].set_function(open)
+        self._gauges["http_unread_bytes"].set_function(unread)
 
     def count_intake(self, held: Callable[[], int]) -> None:
         self._gauges["http_intake_bytes"].set_function(held)

@@ -19,6 +19,7 @@ from tests.deploy.commands import DEPLOY, lines_of, parse
 
 from homing import __version__
 from homing.app import LANES, STAGES
+from homing.senders.egress import METADATA
 from homing.settings import FIELDS
 
 CHART = DEPLOY / "helm/homing"
@@ -247,7 +248,8 @@ def test_each_pod_is_reached_by_whom_it_serves(case: str) -> None:
 
 def test_no_pod_asks_the_clouds_metadata() -> None:
     (rule,) = policies("plain")["homing"]["egress"]
-    assert "169.254.169.254/32" in rule["to"][0]["ipBlock"]["except"]
+    excepted = [cidr for to in rule["to"] for cidr in to["ipBlock"]["except"]]
+    assert sorted(excepted) == sorted(f"{one}/{one.max_prefixlen}" for one in METADATA), "as for webhooks"
     assert policies("everything")["homing"]["egress"] == CASES["everything"]["networkPolicy"]["egress"]
 
 

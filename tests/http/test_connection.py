@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 import pytest
-from litestar import Litestar, Request, post
+from litestar import Litestar, Request, Response, get, post
 from litestar.datastructures import State
 from msgspec import Struct
 from tests.http.door import url_with_tables
@@ -53,6 +53,10 @@ class Place(Struct):
     @property
     def connections(self) -> float:
         return self._sample("homing_http_connections", {})
+
+    @property
+    def unread(self) -> float:
+        return self._sample("homing_http_unread_bytes", {})
 
     def _sample(self, name: str, labels: dict[str, str]) -> float:
         return self.homing.telemetry.registry.get_sample_value(name, labels) or 0.0
@@ -269,6 +273,39 @@ async def test_who_does_not_read_is_given_up(tmp_path: Path) -> None:
                         client.send(STATIC)
                     await asyncio.sleep(0.005)
         await until(lambda: there.connections == 0)
+
+
+LARGE = 16 * MIB
+
+
+@get("/large", sync_to_thread=False)
+def large() -> Response[bytes]:
+    return Response(bytes(LARGE), media_type="application/octet-stream")
+
+
+def with_large_answers(homing: Homing) -> Litestar:
+    return Litestar([large], state=State({"telemetry": homing.telemetry}))
+
+
+async def test_answers_that_nobody_reads_have_a_budget_of_bytes(tmp_path: Path) -> None:
+    """Sixty of 7 MB took 600 MiB for ten seconds. Who reads gets his whole."""
+    asks = b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    limits = Limits(unread_bytes=3 * LARGE)
+    async with place(tmp_path, limits, with_large_answers) as there, AsyncExitStack() as held:
+        loop = asyncio.get_running_loop()
+        for number in range(1, 13):
+            client = held.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", there.port))
+            await loop.sock_sendall(client, asks)
+            await until(lambda: there.connections + there.refused("unread") == number)  # noqa: B023
+            assert there.unread <= limits.unread_bytes
+        # The system takes some of each for itself.
+        await until(lambda: there.refused("unread") >= 8)
+        assert LARGE < there.unread <= limits.unread_bytes
+        async with httpx.AsyncClient(base_url=there.address, timeout=60) as reader:
+            assert (await reader.get("/large")).content == bytes(LARGE)
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────

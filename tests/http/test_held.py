@@ -202,7 +202,7 @@ LARGE: dict[str, list[tuple[str, Any]]] = {
         ("small ones", [MAIL] * 1000),
     ],
     "/api/emails": [
-        ("a file", {**MAIL, "attachments": [FILE], "text": None, "messageKey": "k"}),
+        ("a file and a field that does not exist", {**MAIL, "attachments": [FILE], "messageKey": "k"}),
         ("a file again", {"to": "ann@example.org", "body": "x", "attachments": [FILE], "messageKey": "k"}),
         ("variables", {"to": "ann@example.org", "template": "x", "variables": MANY}),
         ("one with a thousand recipients", {"to": [f"a{n}@{LABELS}" for n in range(1000)], "body": "x"}),
@@ -225,6 +225,10 @@ LARGE: dict[str, list[tuple[str, Any]]] = {
     ],
     "/api/bulk": [("a line", {"verb": "requeue", "query": "a " * (7 << 20)})],
 }  # fmt: skip
+#: Of these the ones that are taken, at least in part.
+STORED = frozenset(
+    ("a file", "the same file", "files", "html", "small ones", "a file again", "a payload", "payloads")
+)
 #: Bodies that are no JSON, or such that readers fear.
 ODD = {
     "brackets": b"[" * (15 << 20),
@@ -237,11 +241,15 @@ ODD = {
 
 async def test_the_largest_bodies_hold_nothing(database_url: str) -> None:
     async with opened_door(database_url) as door:
+        is_first = database_url.startswith("sqlite")
         for path, bodies in LARGE.items():
             for name, body in bodies:
-                answer = await door.ask("POST", path, content=msgspec.json.encode(body), headers=JSON)
-                assert answer.status_code < 500, (path, name, answer.text)
-        for name, text in ODD.items():
+                # What is refused comes to no database.
+                if is_first or name in STORED:
+                    answer = await door.ask("POST", path, content=msgspec.json.encode(body), headers=JSON)
+                    assert answer.status_code < 500, (path, name, answer.text)
+                    assert answer.is_success or name not in STORED, (path, name, answer.text)
+        for name, text in ODD.items() if is_first else ():
             for path in ("/api/mail", "/api/dispatch/jobs/batch"):
                 answer = await door.ask("POST", path, content=text, headers=JSON)
                 assert 400 <= answer.status_code < 500, (path, name, answer.text)

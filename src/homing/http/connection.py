@@ -29,6 +29,8 @@ MOST_HEADERS = 100
 MOST_CONNECTIONS = 2048
 #: Requests on one connection that are sent before the first is answered.
 _MOST_PIPELINED = 16
+#: What is left of an answer, when its client reads at all.
+_SMALL = 64 * 1024
 #: Of a body, what a client sends in a second at the least; of an answer, what it reads.
 _SLOWEST = 8 * 1024
 _MAPPED = bytes(10) + b"\xff\xff"
@@ -48,6 +50,8 @@ class Limits(Struct, frozen=True):
     #: Between two requests on one connection.
     idle_seconds: int = 5
     connections_per_address: int = 500
+    #: Of answers that nobody reads, all clients together.
+    unread_bytes: int = 64 << 20
 
 
 class Crowd(ServerState):
@@ -58,7 +62,9 @@ class Crowd(ServerState):
         self.limits, self.telemetry = limits, telemetry
         self._room = min(room, MOST_CONNECTIONS)
         self._at: defaultdict[bytes, set[Connection]] = defaultdict(set)
-        telemetry.count_connections(lambda: len(self.connections))
+        telemetry.count_connections(
+            lambda: len(self.connections), lambda: sum(map(_unread, self.connections))
+        )
 
     def admit(self, newcomer: Connection, place: bytes) -> bool:
         """Whether there is room for it, or somebody whom we wait for made some."""
@@ -74,6 +80,15 @@ class Crowd(ServerState):
         if slowest is not None:
             slowest.give_up("crowded")
         return slowest is not None
+
+    def bound_unread(self) -> None:
+        """They stay in memory; the readers whom we have least patience with get no more of theirs."""
+        everybody: Collection[Any] = self.connections
+        unread: dict[Connection, int] = {one: size for one in everybody if (size := _unread(one)) > _SMALL}
+        while sum(unread.values()) > self.limits.unread_bytes:
+            slowest = min(unread, key=lambda one: (one.patience, -unread[one]))
+            del unread[slowest]
+            slowest.give_up("unread")
 
     def leave(self, connection: Connection, place: bytes) -> None:
         self._at[place].discard(connection)
@@ -217,6 +232,11 @@ class Connection(HttpToolsProtocol):
         self._regain(len(body))
         super().on_body(body)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if _unread(self) > _SMALL:
+            self._crowd.bound_unread()
+
     def _stop(self, reason: str) -> None:
         self._reason = reason
         raise ValueError(reason)
@@ -224,6 +244,12 @@ class Connection(HttpToolsProtocol):
 
 def _patience(connection: Connection) -> float:
     return connection.patience
+
+
+def _unread(connection: Any) -> int:
+    """Bytes of its answers that its client has not taken."""
+    size: int = connection.transport.get_write_buffer_size()
+    return size
 
 
 def _place(address: str) -> bytes:

@@ -71,7 +71,7 @@ _REFUSED_V6 = _table(
 )
 # Services that hand out credentials to whoever asks from inside: a wide network in the allow-list
 # must not open them by accident.
-_METADATA = frozenset(
+METADATA = frozenset(
     map(
         ip_address,
         (
@@ -191,7 +191,7 @@ class EgressGuard:
 
     def _reason(self, whole: Address, part: Address) -> str | None:
         subject = f"{whole} is" if part is whole else f"{whole} contains {part},"
-        if part in _METADATA:
+        if part in METADATA:
             # Only the exact address opens these, and for a whole address that was asked already.
             if part in self._exact:
                 return None

@@ -89,6 +89,8 @@ _TOLD_AFTER: Final = re.compile(
 )
 #: A link in a link is written in a way of its own, and may be so again.
 _MOST_QUOTED: Final = 4
+#: To look for tokens in so much takes a third of a second of CPU time, and nobody reads more of a preview.
+LONGEST: Final = 1 << 20
 #: What is shorter tells nothing.
 _SHORTEST: Final = 6
 _UUID: Final = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
@@ -123,7 +125,11 @@ def _is_mixed(piece: str) -> bool:
 
 
 def hide_tokens(text: str) -> str:
-    """Links in a text or in HTML stay readable, and lead to nothing."""
+    """Links in a text or in HTML stay readable, and lead to nothing. A very long text ends early."""
+    if len(text) > LONGEST:
+        return (
+            f"{hide_tokens(text[:LONGEST].rpartition(' ')[0])} … ({HIDDEN}: it has {len(text):,} characters)"
+        )
     whole = _ATTRIBUTE.sub(_without_breaks, text) if "=" in text else text
     return _TOLD_AFTER.sub(HIDDEN, _LABELLED.sub(_without_value, _WORD.sub(_without_use, whole)))
 
@@ -230,8 +236,10 @@ def hide_in_json(text: str) -> str:
     """Of an object the values whose names tell that they are secrets, at any depth, and tokens in links.
 
     Numbers stay as they were written. What is no JSON, or is by other readers only (`NaN`), stays a text,
-    without the values that stand beside such names.
+    without the values that stand beside such names. Of a very large one only its size is told.
     """
+    if len(text) > LONGEST:
+        return msgspec.json.encode({HIDDEN: f"it has {len(text):,} characters"}).decode()
     try:
         return msgspec.json.encode(_cleaned(text.encode())).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -349,6 +349,25 @@ async def test_two_endpoints_that_fail_open_the_breaker_of_all(database_url: str
         assert await benches[0].states([other]) == ["PENDING"]
 
 
+async def test_behind_a_backlog_that_fails_another_endpoint_is_soon_tried(database_url: str) -> None:
+    """Two paths of one customer opened the breaker, and have hundreds of jobs in front of another one's."""
+    endpoints = Endpoints(a=BROKEN, b=BROKEN)
+    async with HttpSink(endpoints) as sink, job_benches(database_url, 1, **BREAKING) as (bench,):
+        for path, count in (("a", 5), ("b", 1)):
+            await bench.create(f"{sink.url}/{path}", count)
+            await bench.run_batch()
+        assert (await bench.target(sink.url))["open_until"] is not None
+        for path in ("a?page=1", "b"):
+            await bench.create(f"{sink.url}/{path}", 300, max_retries=10)
+        (other,) = await bench.create(f"{sink.url}/c")
+        asked = len(endpoints.asked)
+        while (await bench.states([other])) == ["PENDING"]:
+            await bench.pass_time(61)
+            await bench.run_batch()
+        assert len(endpoints.asked) <= asked + 3
+        assert (await bench.target(sink.url))["open_until"] is None
+
+
 async def test_a_success_between_the_failures_of_two_keeps_the_breaker_closed(database_url: str) -> None:
     endpoints = Endpoints(a=BROKEN, b=BROKEN)
     async with HttpSink(endpoints) as sink, job_benches(database_url, 2, **BREAKING) as benches:

@@ -42,6 +42,8 @@ MOST_HELD_BACK: Final = 100
 _MOST_COUNTED: Final = 10_000
 #: A target that took all it was offered is offered what others left over, so often.
 _PASSES = 3
+#: Of the jobs that are due first, and of those that are due last, one is found that tries a broken target.
+_PROBES = 500
 #: Chores that need not be done with every sweep.
 _CHORES_EVERY = 60.0
 
@@ -169,12 +171,16 @@ class DispatchJobs(SqlStore[Job]):
     async def _claim_among_some(self, limit: int) -> list[Claim[Job]]:
         standings: Sequence[Standing] = await self._standings()
         limited = {s.target for s in standings if s.limited}
+        broken = {s.target for s in standings if s.broken}
         claims: list[Claim[Job]] = []
         for number in range(_PASSES):
             shares = self._targets.share_out(limit - len(claims), standings, again=number > 0)
             if not shares:
                 break
-            claimed = await self._claim(shares, locked=not limited.isdisjoint(shares))
+            claimed = [claim for target in broken.intersection(shares) for claim in await self._probe(target)]
+            others = {target: slots for target, slots in shares.items() if target not in broken}
+            if others:
+                claimed += await self._claim(others, locked=not limited.isdisjoint(others))
             claims += claimed
             took = Counter(claim.item.target for claim in claimed)
             standings = [standing.after(shares, took) for standing in standings]
@@ -207,6 +213,12 @@ class DispatchJobs(SqlStore[Job]):
         claims = self._claims(results["claim"])
         self._holdings.take(claims)
         return claims
+
+    async def _probe(self, target: str) -> list[Claim[Job]]:
+        """The one job that tries whether the target is well again. First in line may be what made it fail."""
+        urls = {row["id"]: row["target_url"] for row in await self.run("probes", target=target, most=_PROBES)}
+        claim = await self.claim_one_limited(self._targets.pick_probe(target, urls)) if urls else None
+        return [] if claim is None else [claim]
 
     async def claim_one(self, id: int) -> Claim[Job] | None:
         """This job, if it is due and nobody's, and its target has no limits."""
@@ -509,6 +521,7 @@ def _standing(row: Row, ours: int) -> Standing:
         row["closed_for"] or 0.0,
         row["endpoint"],
         row["endpoint_closed_for"],
+        bool(row["broken"]),
     )
 
 
@@ -522,6 +535,7 @@ def _judged(row: Row) -> Standing:
         closed_for=row["closed_for"] or 0.0,
         endpoint=row["endpoint"],
         endpoint_closed_for=row["endpoint_closed_for"],
+        broken=bool(row["open"]),
     )
 
 

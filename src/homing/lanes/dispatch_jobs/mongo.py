@@ -22,7 +22,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import Operation
 
 _BY_MODULE: Mapping[object, tuple[str, ...]] = {
     mongo_claims: (
-        "due_targets", "oldest_due", "held_back", "oldest_claimable", "lock_targets", "claim",
+        "due_targets", "oldest_due", "held_back", "oldest_claimable", "lock_targets", "claim", "probes",
         "claim_one", "lock_target_of", "claim_these", "claim_one_limited", "hold_up", "claim_lost",
         "payload",
     ),

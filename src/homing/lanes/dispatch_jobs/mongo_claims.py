@@ -108,6 +108,7 @@ def _standing(
         "closed_for": seconds_between(max(closed, default=None), now),
         "endpoint": known.get("endpoint"),
         "endpoint_closed_for": seconds_between(known.get("endpoint_until"), now),
+        "broken": known.get("open_until") is not None,
     }
 
 
@@ -262,6 +263,19 @@ def _aside(ids: Sequence[int], slots: int, crowd: int) -> Sequence[int]:
     """The first ones, or some behind them where others want the same: nothing skips what is locked."""
     start = random.randrange(crowd) * slots  # noqa: S311 - it spreads, it hides nothing
     return ids[start : start + slots] if start < len(ids) else ids[:slots]
+
+
+async def probes(session: Session, given: Given) -> list[Columns]:
+    """Of a target whose breaker is half open: what is due first and what is due last."""
+    found: list[Document] = []
+    for order in (1, -1):
+        for status in ("FAILED", "PENDING"):
+            wanted = {**_CLAIMABLE, "status": status, "target": given["target"]}
+            sort = dict.fromkeys(_IN_TURN, order)
+            found += await session.find(
+                JOBS, wanted, {"target_url": 1}, sort=sort, limit=given["most"], hint=_DUE_INDEX
+            )
+    return rows({"id": one["_id"], "target_url": one["target_url"]} for one in found)
 
 
 def _note_contest(session: Session, wanted: int, taken: int) -> None:

@@ -68,8 +68,22 @@ SELECT heads.target,
     CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
     t.rate_per_second, coalesce(t.failures, 0) AS failures,
     greatest(0, extract(epoch FROM greatest(t.paused_until, t.open_until) - now()))::double precision AS closed_for,
-    t.endpoint, {endpoint_closed_for}
+    t.endpoint, {endpoint_closed_for}, t.open_until IS NOT NULL AS broken
 FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
+
+-- name: probes
+-- Of a target whose breaker is half open, what is due first and what is due last: not all need be of a URL that fails.
+(SELECT j.id, j.target_url
+ FROM dispatch_job AS j
+ WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = :target AND j.next_attempt_at <= now()
+ ORDER BY j.next_attempt_at, j.id
+ LIMIT :most)
+UNION ALL
+(SELECT j.id, j.target_url
+ FROM dispatch_job AS j
+ WHERE j.ready AND j.status IN ('PENDING', 'FAILED') AND j.target = :target AND j.next_attempt_at <= now()
+ ORDER BY j.next_attempt_at DESC, j.id DESC
+ LIMIT :most)
 
 -- name: lock_targets
 -- Before a claim from targets with limits: the next statement then sees what others have claimed of them.

@@ -79,8 +79,20 @@ SELECT heads.target,
     CASE WHEN t.open_until IS NOT NULL THEN 1 ELSE t.max_concurrency END AS most_in_flight,
     t.rate_per_second, coalesce(t.failures, 0) AS failures,
     max(0.0, (julianday(max(coalesce(t.paused_until, ''), coalesce(t.open_until, ''))) - julianday('now')) * 86400) AS closed_for,
-    t.endpoint, max(0.0, (julianday(t.endpoint_until) - julianday('now')) * 86400) AS endpoint_closed_for
+    t.endpoint, max(0.0, (julianday(t.endpoint_until) - julianday('now')) * 86400) AS endpoint_closed_for,
+    t.open_until IS NOT NULL AS broken
 FROM heads LEFT JOIN homing_target AS t ON t.target = heads.target
+
+-- name: probes
+SELECT id, target_url FROM (
+    SELECT id, target_url FROM dispatch_job INDEXED BY homing_job_due
+    WHERE ready AND status IN ('PENDING', 'FAILED') AND target = :target AND next_attempt_at <= {now}
+    ORDER BY next_attempt_at, id LIMIT :most)
+UNION ALL
+SELECT id, target_url FROM (
+    SELECT id, target_url FROM dispatch_job INDEXED BY homing_job_due
+    WHERE ready AND status IN ('PENDING', 'FAILED') AND target = :target AND next_attempt_at <= {now}
+    ORDER BY next_attempt_at DESC, id DESC LIMIT :most)
 
 -- name: lock_targets
 SELECT 1 WHERE :shares IS NULL

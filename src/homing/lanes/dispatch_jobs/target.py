@@ -85,6 +85,8 @@ class Standing(Struct, frozen=True, gc=False):
     #: The one that failed last; and seconds until this one may be asked again, while it is to be left alone.
     endpoint: str | None = None
     endpoint_closed_for: float | None = None
+    #: Its breaker is not closed: once it may be asked again, one job tries.
+    broken: bool = False
 
     @property
     def limited(self) -> bool:
@@ -223,6 +225,8 @@ class Targets:
         self._gates: dict[str, Gate] = {}
         #: By target and endpoint.
         self._closings: dict[tuple[str, str], Closing] = {}
+        #: By target whose breaker is not closed, the endpoints that have tried.
+        self._tried: dict[str, set[str]] = {}
         self._slow_at_once = max(1, int(slots * _SLOW_AT_ONCE))
         self._slow = TokenBucket(slots * _SLOW_PER_SECOND, self._slow_at_once, monotonic)
         self.forget_above = 10_000
@@ -273,6 +277,8 @@ class Targets:
         """Close and open as the table says: another process, or a person, may have."""
         now = self._monotonic()
         for standing in standings:
+            if not standing.broken:
+                self._tried.pop(standing.target, None)
             if standing.closed_for > 0 or standing.target in self._gates:
                 self.gate(standing.target).closed_until = now + standing.closed_for
             if standing.endpoint is not None:
@@ -291,6 +297,19 @@ class Targets:
             return wait
         closing = self._closings.get((target, endpoint_of(url)))
         return 0.0 if closing is None else min(closing.admit(self._monotonic()), _LOOKS_AGAIN)
+
+    def pick_probe(self, target: str, urls: Mapping[int, str]) -> int:
+        """Which of these jobs tries: of an endpoint that has not, so that one that is well is soon found."""
+        by_endpoint: dict[str, int] = {}
+        for id, url in urls.items():
+            by_endpoint.setdefault(endpoint_of(url), id)
+        tried = self._tried.setdefault(target, set())
+        if tried.issuperset(by_endpoint):
+            tried.clear()
+        untried = [endpoint for endpoint in by_endpoint if endpoint not in tried]
+        endpoint = untried[int(self._rand() * len(untried))]
+        tried.add(endpoint)
+        return by_endpoint[endpoint]
 
     def closed_for(self, target: str) -> float:
         gate = self._gates.get(target)

@@ -125,10 +125,13 @@ class Postgres:
         return urlunsplit(urlsplit(self._url)._replace(path=f"/{dbname}"))
 
     def create_database(self, name: str | None = None, template: str = "template0") -> str:
-        """A new database's URL. From a `template` of one's own it has tables from the start."""
+        """A new database's URL. From a `template` of one's own it has tables from the start.
+
+        Its files are copied, which takes half of the time that it takes to write them to the log first.
+        """
         name = name or f"homing_test_{uuid4().hex}"
         encoding = " ENCODING 'UTF8'" if template == "template0" else ""
-        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"{encoding}')
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"{encoding} STRATEGY FILE_COPY')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
