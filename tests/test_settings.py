@@ -177,7 +177,9 @@ def test_a_database_that_somebody_else_put_into_this_folder_is_refused(
     with pytest.raises(SettingsError, match=r"homing\.db belongs to another user \(uid \d+\)"):
         load_settings(environ={})
     named = {"HOMING_DATABASE_URL": "sqlite:///homing.db"}
-    assert load_settings(environ=named), "who names a file knows whose it is"
+    assert load_settings(environ=named).origin("database_url") == "environment", (
+        "who names a file knows whose it is"
+    )
 
 
 def test_errors_do_not_show_secrets(tmp_path: Path) -> None:

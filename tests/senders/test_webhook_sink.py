@@ -69,7 +69,8 @@ async def test_slow_paths_and_latency() -> None:
         assert (await sender.send(post(f"{url}/slow/1", timeout=0.3))).error_code == "timeout"
         quick = await sender.send(post(f"{url}/quick"))
         assert quick.status == 200
-        assert quick.seconds >= 0.05
+        # A timer of an event loop may fire a moment early.
+        assert quick.seconds > 0.049
 
 
 def test_how_many_fail_is_about_what_was_asked_for() -> None:
