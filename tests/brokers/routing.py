@@ -87,6 +87,12 @@ class Routing:
             else Publication(encode_pointer(message), message.message_group_id or message.id, uuid4().hex)
             for message in messages
         ]
+        # RabbitMQ refuses for a moment what comes to a quorum queue that was just made, and takes what comes
+        # next: only after it has taken the first do the others keep their order.
+        await self._publish(queue, publications[:1])
+        await self._publish(queue, publications[1:])
+
+    async def _publish(self, queue: str, publications: list[Publication]) -> None:
         async with asyncio.timeout(60):
             # A broker may refuse for a moment, and then it is for the sender to try again.
             while publications:
