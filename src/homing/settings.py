@@ -576,7 +576,8 @@ def _from_file(named: Path | None) -> dict[str, Any]:
         raise SettingsError(f"{path} cannot be read: {error}") from None
     for key in values:
         if key not in Settings.model_fields and key not in REMOVED:
-            raise SettingsError(f"{path}: there is no setting {key}{_nearest(key, Settings.model_fields)}")
+            near = _nearest(key.lower().removeprefix(_OURS.lower()), Settings.model_fields)
+            raise SettingsError(f"{path}: there is no setting {key}{near}")
     return values
 
 

@@ -39,6 +39,20 @@ def test_migrate_tells_what_it_did(homing: Homing) -> None:
     assert json.loads(homing("migrate", "--check", "--json").stdout) == {"pending": []}
 
 
+def test_migrate_tells_what_becomes_of_rows_that_were_there(homing: Homing, tmp_path: Path) -> None:
+    """Who adopts a table may have forgotten what is in it."""
+    with sqlite3.connect(tmp_path / "homing.db") as connection:
+        connection.execute(
+            "CREATE TABLE mail_outbox "
+            "(id INTEGER PRIMARY KEY, status TEXT, to_address TEXT, subject TEXT, text_body TEXT)"
+        )
+    connection.close()
+    insert(tmp_path, 2, status="queued")
+    insert(tmp_path, status="draft")
+    assert "mail_outbox was there already: its queued mails (2) will be sent" in homing("migrate").stdout
+    assert "there already" not in homing("migrate").stdout
+
+
 def test_a_day_of_mails(homing: Homing, tmp_path: Path) -> None:
     """Status, list, show, dispatch, requeue, cancel: for people and as JSON."""
     homing("migrate")

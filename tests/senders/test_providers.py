@@ -438,8 +438,9 @@ class TestUrls:
         [
             ("sendgird://:x@", "did you mean sendgrid://"),
             ("telex://x", "telex://; known are"),
-            (CANARY, "nothing://"),
-            ("", "nothing://"),
+            (CANARY, "no scheme: a relay is smtp://relay.example.com"),
+            ("", "no scheme"),
+            (f"{CANARY}-1://x", "nothing://"),
         ],
     )
     def test_schemes_that_are_not_known(self, url: str, told: str) -> None:

@@ -65,8 +65,8 @@ def create(
     )
     if is_first:
         _err.print(
-            "It is the first: from now on every call needs a key, and the pages need a login, also on this "
-            "machine. `homing users add NAME --role admin` adds a person.",
+            "It is the first: within 5 seconds every call needs a key, and the pages need a login, also on "
+            "this machine. `homing users add NAME --role admin` adds a person.",
             style="yellow",
         )
 

@@ -112,11 +112,13 @@ def migrate(
 ) -> None:
     """Make or update the tables. Safe to run from several places at once."""
     settings = settings_from(config, database_url=database_url)
-    names = run_async(_migrate(settings, only_check=check))
+    names, found = run_async(_migrate(settings, only_check=check))
     if json:
         print_json({"pending" if check else "applied": names})
     else:
         _tell_migrations(names, only_check=check)
+        if found:
+            typer.echo(found)
     if check and names:
         raise typer.Exit(1)
 
@@ -248,13 +250,22 @@ async def _require_schema(settings: Settings) -> None:
         await homing.require_schema()
 
 
-async def _migrate(settings: Settings, *, only_check: bool) -> list[str]:
+async def _migrate(settings: Settings, *, only_check: bool) -> tuple[list[str], str | None]:
+    """The migrations, and what their user should know of the rows of somebody else."""
     from homing.app import opened
 
     async with opened(settings, makes_file=not only_check) as homing:
         if only_check:
-            return [str(m) for m in await homing.pending()]
-        return [str(m) for m in await homing.migrate()]
+            return [str(m) for m in await homing.pending()], None
+        done = await homing.migrate()
+        is_new = any((one.component, one.version) == ("mail_outbox", 1) for one in done)
+        counts = await homing.mails_part.outbox.counts() if is_new else {}
+        if not any(counts.values()):
+            return [str(one) for one in done], None
+        return [str(one) for one in done], (
+            f"mail_outbox was there already: its queued mails ({counts['queued']:,}) will be sent; rows in "
+            "other states are left alone, also in those that only its program knows"
+        )
 
 
 def _tell_migrations(names: list[str], *, only_check: bool) -> None:

@@ -42,6 +42,10 @@ def _open_one(url: str, database: Database, connections: int, *, alone: bool) ->
             return SmtpSender(relay, connections=connections, name=name)
         case known if known in PROVIDERS:
             return open_provider(url, connections=connections, alone=alone)
+        case "":
+            raise SettingsError(
+                f"HOMING_MAIL_URL has no scheme: a relay is smtp://relay.example.com; known are {KNOWN}"
+            )
         case other:
             raise SettingsError(f"HOMING_MAIL_URL has no sender for {_shown(other)}; known are {KNOWN}")
 

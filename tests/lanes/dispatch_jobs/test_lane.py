@@ -392,7 +392,7 @@ async def test_deleted_credentials_are_a_charged_failure_that_says_so(lane: JobB
     await lane.run_until_idle()
     row = await lane.row(id)
     assert (row["status"], row["attempt_count"], row["error_class"]) == ("ERROR", 2, "credentials_missing")
-    assert "deleted" in row["last_error"]
+    assert "there are no credentials" in row["last_error"]
     assert sink.count == 0, "nothing goes out unsigned that was to be signed"
     await lane.attempts_add_up()
 

@@ -205,7 +205,8 @@ class DispatchJobsLane:
                 f"{how_to_allow(credentials_id, found.origin)}, and requeue the job",
             )
         if found is None:
-            return Failure("credentials_missing", "the credentials were deleted; create the job anew")
+            id_text = text_of(credentials_id)
+            return Failure("credentials_missing", f"there are no credentials {id_text}; create the job anew")
         if isinstance(found, UnreadableSecrets):
             return Failure("credentials_unreadable", found.message)
         headers = found.headers(id, self._clock(), body)
