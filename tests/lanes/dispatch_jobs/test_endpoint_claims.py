@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
-from statistics import median
 
 import pytest
 from tests.jobs import JobBench, job, job_bench
@@ -34,7 +33,8 @@ async def test_many_urls_of_one_host_are_claimed_as_quickly_as_one(lane: JobBenc
     for _ in range(TURNS):
         for place, taken in seconds.items():
             taken.append(await _claim(lane, place))
-    ratio = median(seconds[MANY]) / median(seconds[ONE])
+    # Whatever else the machine does makes a claim slower, never quicker.
+    ratio = min(seconds[MANY]) / min(seconds[ONE])
     assert ratio <= 1.5, f"with {JOBS:,} URLs a claim of {EACH} takes {ratio:.2f} times as long as with one"
 
 
