@@ -292,14 +292,15 @@ async def test_answers_that_nobody_reads_have_a_budget_of_bytes(tmp_path: Path) 
     asks = b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     limits = Limits(unread_bytes=3 * LARGE)
     async with place(tmp_path, limits, with_large_answers) as there, AsyncExitStack() as held:
-        loop = asyncio.get_running_loop()
-        for number in range(1, 13):
+        loop, clients = asyncio.get_running_loop(), []
+        for _ in range(12):
             client = held.enter_context(socket.socket())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             client.setblocking(False)
             await loop.sock_connect(client, ("127.0.0.1", there.port))
             await loop.sock_sendall(client, asks)
-            await until(lambda: there.connections + there.refused("unread") == number)  # noqa: B023
+            clients.append(client)
+            await until(lambda: there.connections + there.refused("unread") == len(clients))
             assert there.unread <= limits.unread_bytes
         # The system takes some of each for itself.
         await until(lambda: there.refused("unread") >= 8)

@@ -356,3 +356,28 @@ def test_whoever_leaves_gives_back_its_own_place_and_nobody_elses() -> None:
         return is_quick, was_idle, gate.idle
 
     assert run_virtually(scenario) == (True, False, True)
+
+
+# ── half-open breakers ───────────────────────────────────────────────────────────────────────────
+
+URLS = {1: "https://t/a?page=1", 2: "https://t/a?page=2", 3: "https://t/b", 4: "https://t/c"}
+
+
+def test_a_broken_target_is_tried_by_each_endpoint_before_any_tries_again() -> None:
+    targets = Targets(slots=10, connections=1)
+    broken = Standing("https://t:443", due=True, in_flight=0, ours=0, broken=True)
+    # Of what is only in flight nobody knows how its target stands.
+    held = Standing("https://t:443", due=False, in_flight=1, ours=1)
+    for _ in range(3):
+        tried = []
+        for standing in (broken, held, broken):
+            targets.follow([standing])
+            tried.append(targets.pick_probe("https://t:443", URLS))
+        assert sorted(tried) == [1, 3, 4], "the first of each endpoint"
+
+
+def test_a_target_that_is_well_again_begins_anew() -> None:
+    targets = Targets(slots=10, connections=1, rand=lambda: 0.0)
+    assert [targets.pick_probe("https://t:443", URLS) for _ in range(2)] == [1, 3]
+    targets.follow([Standing("https://t:443", due=True, in_flight=0, ours=0, broken=False)])
+    assert targets.pick_probe("https://t:443", URLS) == 1

@@ -85,8 +85,8 @@ class Standing(Struct, frozen=True, gc=False):
     #: The one that failed last; and seconds until this one may be asked again, while it is to be left alone.
     endpoint: str | None = None
     endpoint_closed_for: float | None = None
-    #: Its breaker is not closed: once it may be asked again, one job tries.
-    broken: bool = False
+    #: Its breaker is not closed: once it may be asked again, one job tries. None where that is not known.
+    broken: bool | None = None
 
     @property
     def limited(self) -> bool:
@@ -277,7 +277,7 @@ class Targets:
         """Close and open as the table says: another process, or a person, may have."""
         now = self._monotonic()
         for standing in standings:
-            if not standing.broken:
+            if standing.broken is False:
                 self._tried.pop(standing.target, None)
             if standing.closed_for > 0 or standing.target in self._gates:
                 self.gate(standing.target).closed_until = now + standing.closed_for
