@@ -88,6 +88,7 @@ def parameters(ids: list[int]) -> dict[str, dict[str, Any]]:
         "oldest_due": {"after": "", "most": 1000, "but_for": ""},
         "oldest_claimable": {"after": "", "most": 1000},
         "claim": {"shares": SHARES},
+        "probes": {"target": "https://partner1.example:443", "most": 50},
         "claim_one": {"id": ids[0]},
         "claim_one_limited": {"id": ids[0]},
         "claim_these": {"ids": chosen},
@@ -184,6 +185,7 @@ A_LOOK = 12
 MOST_BUFFERS = {
     "due_targets": TARGETS * A_LOOK + 250,
     "claim": TARGETS * EACH * A_WRITE,
+    "probes": 100 * A_LOOK,
     "settle": 100 * (A_WRITE + 30),
     "rescue": 50 * A_WRITE + 250,
     "claim_lost": 50 * A_WRITE + 250,
