@@ -1,20 +1,26 @@
-"""Of bodies no more is read than who asks may send, and of all together no more than fits."""
+"""Of bodies no more is read than who asks may send, of all together what fits, and large ones by turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
+from litestar.types import Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry
 from tests.http.door import Door, opened_door, url_with_tables
 
 from homing.access.scopes import KNOWN
 from homing.http.access import OPEN
 from homing.http.guard import READING
+from homing.http.intake import Intake
+from homing.telemetry import Telemetry
 
 MIB = 1 << 20
 #: Routes that read a body of somebody who is not known yet, and how many bytes of it.
@@ -254,3 +260,93 @@ async def test_one_key_leaves_room_for_a_body_of_another(tmp_path: Path) -> None
             b"HTTP/1.1 201 "
         )
         begun.leave()
+
+
+# ── large ones in turns ──────────────────────────────────────────────────────────────────────────
+
+
+class Work:
+    """What happens to bodies behind an intake: each is worked on until the test says that it is done."""
+
+    def __init__(self) -> None:
+        self._intake = Intake(64 * MIB, Telemetry(registry=CollectorRegistry())).bound(self._work)
+        self.at_work: list[str] = []
+        self._done: dict[str, asyncio.Event] = {}
+        self._reader = asyncio.Event()
+
+    async def ask(self, name: str, size: int) -> None:
+        async def send(message: Message) -> None:
+            await self._reader.wait()
+
+        head = [(b"content-length", b"%d" % size)]
+        request = {"type": "http.request", "body": bytes(size), "more_body": False}
+        scope: Any = {"type": "http", "headers": head, "path": name}
+        await self._intake(scope, one(request), send)
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        name = scope["path"]
+        self.at_work.append(name)
+        await self._done.setdefault(name, asyncio.Event()).wait()
+        self.at_work.remove(name)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def finish(self, name: str) -> None:
+        self._done[name].set()
+
+    def read_answers(self) -> None:
+        self._reader.set()
+
+
+def one(message: Any) -> Receive:
+    async def receive() -> Any:
+        return message
+
+    return receive
+
+
+async def settled(until: Callable[[], bool]) -> int:
+    """Rounds of the event loop until then."""
+    async with asyncio.timeout(60):
+        for rounds in count():
+            if until():
+                return rounds
+            await asyncio.sleep(0)
+    raise AssertionError
+
+
+async def test_large_bodies_are_worked_on_one_at_a_time() -> None:
+    """Also where nobody reads the answers."""
+    work = Work()
+    async with asyncio.TaskGroup() as group:
+        for name in ("first", "second"):
+            group.create_task(work.ask(name, 2 * MIB))
+        group.create_task(work.ask("of a medium size", MIB))
+        await settled(lambda: len(work.at_work) == 2)
+        assert work.at_work == ["first", "of a medium size"]
+        work.finish("first")
+        # Nobody asked for anything small: the next need not rest.
+        assert await settled(lambda: "second" in work.at_work) < 10
+        for name in list(work.at_work):
+            work.finish(name)
+        work.read_answers()
+
+
+async def test_small_requests_have_most_of_the_time_beside_large_bodies() -> None:
+    work, loop = Work(), asyncio.get_running_loop()
+    work.read_answers()
+    async with asyncio.TaskGroup() as group:
+        for name in ("first", "second"):
+            group.create_task(work.ask(name, 2 * MIB))
+        await settled(lambda: work.at_work == ["first"])
+        began = loop.time()
+        group.create_task(work.ask("small", 1000))
+        await settled(lambda: work.at_work == ["first", "small"])
+        await asyncio.sleep(0.05)
+        work.finish("first")
+        ended = loop.time()
+        work.finish("small")
+        await settled(lambda: work.at_work == ["second"])
+        # A timer may be early by a millisecond.
+        assert loop.time() - ended > 2.9 * (ended - began)
+        work.finish("second")

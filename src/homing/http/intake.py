@@ -3,13 +3,16 @@
 A body is held until its request is answered: it is read, decoded, and kept while the database writes. Small
 ones are not counted, and go in also when large ones fill the budget; connections bound how many there are.
 What counts is what has come, not what was announced; and whoever asks leaves room for a body of another one.
+Large ones are worked on one at a time, and leave most of the time to small requests, if there are any.
 """
 
 from __future__ import annotations
 
+from asyncio import Lock, get_running_loop
 from collections import Counter
+from collections.abc import Callable
 
-from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope, Send
 
 from homing.access.principal import Principal
 from homing.errors import Busy
@@ -19,6 +22,10 @@ from homing.telemetry import Telemetry
 LARGEST_BODY = 16 * 1024 * 1024
 #: Bodies up to this size are small.
 _SMALL = 64 * 1024
+#: Bodies above this size are large: to check one, and to write it, keeps everybody else waiting.
+_LARGE = 1024 * 1024
+#: So many times as long as the last one took, and at most so many seconds, the next large body waits.
+_REST, _LONGEST_REST = 3.0, 1.0
 #: Seconds after which it makes sense to ask again.
 _RETRY_AFTER = 2.0
 
@@ -28,18 +35,23 @@ class Intake:
         self._most, self._telemetry = most, telemetry
         self._most_of_one = max(most - LARGEST_BODY, LARGEST_BODY)
         self._held: Counter[str] = Counter()
+        self._turn = Lock()
+        #: Small requests that there were.
+        self._small = 0
         telemetry.count_intake(self._held.total)
 
     def bound(self, app: ASGIApp) -> ASGIApp:
         async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
             announced = _announced(scope)
             if announced is not None and announced <= _SMALL:
+                self._small += 1
                 await app(scope, receive, send)
                 return
-            share = _Share(self, scope, receive, announced or 0)
+            share = _Share(self, scope, receive, send, announced or 0)
             try:
-                await app(scope, share.receive, send)
+                await app(scope, share.receive, share.send)
             finally:
+                share.end_turn()
                 self.give_back(share.who, share.held)
 
         return bounded
@@ -55,6 +67,18 @@ class Intake:
         self.require_room(who, size)
         self._held[who] += size
 
+    async def take_turn(self) -> Callable[[], None]:
+        """When no other large body is worked on; what is returned ends the turn."""
+        await self._turn.acquire()
+        loop = get_running_loop()
+        began, small = loop.time(), self._small
+
+        def end() -> None:
+            rest = min(_REST * (loop.time() - began), _LONGEST_REST) if self._small > small else 0.0
+            loop.call_later(rest, self._turn.release)
+
+        return end
+
     def give_back(self, who: str, size: int) -> None:
         self._held[who] -= size
         if not self._held[who]:
@@ -64,9 +88,11 @@ class Intake:
 class _Share:
     """What one request holds. Nothing, until somebody reads its body, and that is after the door."""
 
-    def __init__(self, intake: Intake, scope: Scope, receive: Receive, announced: int) -> None:
-        self._intake, self._scope, self._receive, self._announced = intake, scope, receive, announced
+    def __init__(self, intake: Intake, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
+        self._intake, self._scope, self._announced = intake, scope, announced
+        self._receive, self._send = receive, send
         self.who, self.held = "", 0
+        self._end_turn: Callable[[], None] | None = None
 
     async def receive(self) -> HTTPReceiveMessage:
         if not self.held:
@@ -78,7 +104,19 @@ class _Share:
             size = len(message["body"])
             self._intake.take(self.who, size)
             self.held += size
+            if self.held > _LARGE and not message["more_body"]:
+                self._end_turn = await self._intake.take_turn()
         return message  # type: ignore[return-value]
+
+    async def send(self, message: Message) -> None:
+        # Whoever is slow to read an answer keeps no other body waiting.
+        self.end_turn()
+        await self._send(message)
+
+    def end_turn(self) -> None:
+        if self._end_turn is not None:
+            self._end_turn()
+            self._end_turn = None
 
 
 def _who(scope: Scope) -> str:
