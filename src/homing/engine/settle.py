@@ -39,14 +39,14 @@ class Settler:
         while self._alone:
             await asyncio.wait(set(self._alone))
 
-    async def _flush(self, flights: Sequence[Flight]) -> None:
-        settled = await self._settle_patiently(_batch_of(flights))
+    async def _flush(self, flights: Sequence[Flight], *, is_aside: bool = False) -> None:
+        settled = await self._settle_patiently(_batch_of(flights), is_aside=is_aside)
         if settled is not None:
             self._land(flights, settled)
             return
         # A row that cannot be written goes on trying by itself, and holds up nobody.
         for flight in flights:
-            task = asyncio.get_running_loop().create_task(self._flush([flight]))
+            task = asyncio.get_running_loop().create_task(self._flush([flight], is_aside=True))
             self._alone.add(task)
             task.add_done_callback(self._alone.discard)
 
@@ -66,12 +66,14 @@ class Settler:
         except Exception as bug:  # noqa: BLE001 - what cannot be told of an attempt must not hold up the others
             self._telemetry.crashed("settle.crashed", bug, lane=self._lane.name, rows=1)
 
-    async def _settle_patiently(self, batch: Sequence[tuple[Claim[Any], Settlement]]) -> set[int] | None:
+    async def _settle_patiently(
+        self, batch: Sequence[tuple[Claim[Any], Settlement]], *, is_aside: bool
+    ) -> set[int] | None:
         """Settle, also when the database is away for a while: what was sent must not be forgotten.
 
         The fence makes it safe to try again, and to be late: a row that was taken over is not touched.
-        None when the database refuses several at once: then each is tried alone, and at last without the
-        words of the other side.
+        None when the database refuses it: then each row is tried by itself, aside from the others, and at
+        last without the words of the other side.
         """
         pause = _PAUSE
         while True:
@@ -81,7 +83,7 @@ class Settler:
             refused = isinstance(answer, Refused) or not isinstance(answer, DatabaseError)
             # An odd error that stays may be one row's fault; an outage is nobody's.
             odd = pause >= _LONGEST_PAUSE and not isinstance(answer, Unreachable | Conflict)
-            if len(batch) > 1 and (refused or odd):
+            if not is_aside and (refused or odd):
                 return None
             if refused:
                 batch = [(claim, _bare(settlement)) for claim, settlement in batch]
