@@ -430,18 +430,17 @@ def test_a_settlement_that_the_database_refuses_holds_up_nobody(error: Exception
     virtually(scenario)
 
 
+@pytest.mark.parametrize("error", [Refused("22P05"), Conflict("somebody has the row open")])
 @pytest.mark.parametrize("batch", [3, 1])
-def test_a_settlement_that_can_never_be_written_holds_up_nobody(batch: int) -> None:
-    """It goes on trying, row and lease stay ours, and all others are settled meanwhile: also those after it."""
+def test_a_settlement_that_can_never_be_written_holds_up_nobody(batch: int, error: Exception) -> None:
+    """It goes on trying, row and lease stay ours, and all others are settled meanwhile, before and after."""
 
     async def scenario() -> None:
         async def work(claim: Claim[str]) -> Outcome:
             return Reject(Failure("poison" if claim.id == 1 else "refused"))
 
         desk = Desk(work)
-        desk.store.refuse = lambda s: (
-            Refused("22P05") if getattr(s, "failure", Failure("")).code == "poison" else None
-        )
+        desk.store.refuse = lambda s: error if getattr(s, "failure", Failure("")).code == "poison" else None
         first = await desk.claim(batch)
         async with asyncio.timeout(60):
             await desk.deliverer.settled([claim for claim in first if claim.id != 1])

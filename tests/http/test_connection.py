@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import repeat
@@ -244,8 +245,11 @@ async def test_a_byte_now_and_then_buys_no_time(tmp_path: Path) -> None:
 
 async def test_a_connection_that_nobody_uses_is_closed(tmp_path: Path) -> None:
     async with place(tmp_path, Limits(idle_seconds=1), Homing.asgi) as there:
+        began = time.monotonic()
         _, answer = await told(there, pieces(HEAD + b"\r\n"))
         assert answer.startswith(b"HTTP/1.1 200 ")
+        # uvicorn by itself waits for five.
+        assert time.monotonic() - began < 4
         assert there.refused("slow") == 0
 
 

@@ -17,6 +17,8 @@ from homing.telemetry import Attempted, Telemetry
 from homing.tracing import trace_id_of
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+#: A lock that stays until the pauses are as long may be on one row, which somebody has open in a transaction.
+_PAUSE_OF_A_LOCK = 4 * _PAUSE
 
 
 class Settler:
@@ -81,8 +83,9 @@ class Settler:
             if isinstance(answer, set):
                 return answer
             refused = isinstance(answer, Refused) or not isinstance(answer, DatabaseError)
-            # An odd error that stays may be one row's fault; an outage is nobody's.
-            odd = pause >= _LONGEST_PAUSE and not isinstance(answer, Unreachable | Conflict)
+            # An odd error that stays may be one row's fault, and so may a lock; an outage is nobody's.
+            patience = _PAUSE_OF_A_LOCK if isinstance(answer, Conflict) else _LONGEST_PAUSE
+            odd = pause >= patience and not isinstance(answer, Unreachable)
             if not is_aside and (refused or odd):
                 return None
             if refused:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zlib import crc32
 
+import asyncpg
 import pytest
 from tests.jobs import JobBench, job, job_bench, job_benches
 
@@ -248,6 +249,32 @@ async def test_a_lost_worker_does_not_break_the_order(lane: JobBench) -> None:
     assert await claimed(lane) == [], "it waits for its next attempt, and the group with it"
     await lane.pass_time(1000)
     assert await drain(lane) == ids
+
+
+async def test_a_producer_with_an_open_transaction_keeps_its_group_waiting_and_no_other_job(
+    postgres_url: str,
+) -> None:
+    async with job_bench(postgres_url) as lane:
+        ids, mended = await create(lane, 2), await create(lane, 2, "mended")
+        await lane.order([job(URL)])
+        await lane.tables.delete("dispatch_job", id=mended[0])
+        claims = await lane.claim()
+        producer = await asyncpg.connect(postgres_url)
+        transaction = producer.transaction()
+        await transaction.start()
+        insert = (
+            "INSERT INTO dispatch_job (source, type, target_url, payload, group_id, ordering)"
+            " VALUES ('s', 't', $1, '', 'g', 'group') RETURNING id"
+        )
+        last = await producer.fetchval(insert, URL)
+        assert await lane.jobs.settle([(claim, DONE) for claim in claims]) == {claim.id for claim in claims}
+        await lane.jobs.sweep(10)
+        assert await drain(lane) == mended[1:]
+        await transaction.commit()
+        await producer.close()
+        lane.jobs._chores_at = 0.0
+        await lane.jobs.sweep(10)
+        assert await drain(lane) == [ids[1], last]
 
 
 async def test_a_late_settlement_of_the_head_lets_nobody_past(lane: JobBench) -> None:

@@ -28,7 +28,7 @@ from homing.engine.model import (
     RetryIn,
     Settlement,
 )
-from homing.errors import DatabaseError, Refused
+from homing.errors import Conflict, DatabaseError, Refused
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
 from homing.lanes.dispatch_jobs.target import SEVERAL, Standing, Targets, endpoint_of
 from homing.telemetry import Telemetry
@@ -251,7 +251,7 @@ class DispatchJobs(SqlStore[Job]):
             for claim, settlement in batch
         ]
         groups = {c.item.ordered_group for c, s in batch if not isinstance(s, RetryIn)} - {None}
-        rows = await self._change("settle", groups, batch=_encode(columns).decode())
+        rows = await self._end("settle", groups, batch=_encode(columns).decode())
         self._holdings.drop(claim for claim, _ in batch)
         self._note_targets(batch)
         settled = {row["id"] for row in rows}
@@ -305,6 +305,18 @@ class DispatchJobs(SqlStore[Job]):
         if any(row["due"] for row in results["promote"]):
             self.database.announce(CHANNEL)
         return results[query]
+
+    async def _end(self, query: str, groups: Any, **parameters: Any) -> Sequence[Row]:
+        """Run one that only ends heads. A group that somebody holds, as a producer in an open transaction does,
+        keeps its own next job waiting, and no end.
+        """
+        try:
+            return await self._change(query, groups, **parameters)
+        except Conflict:
+            if not groups:
+                raise
+            self._chores_at = self._monotonic()
+            return await self.run(query, **parameters)
 
     def _note_targets(self, batch: Sequence[tuple[Claim[Job], Settlement]]) -> None:
         """What is worth writing down of targets: failures and pauses, and a success after a failure."""
@@ -386,7 +398,7 @@ class DispatchJobs(SqlStore[Job]):
             return 0
         groups = {row["ordered_group"] for row in rows} - {None}
         ids = _encode([row["id"] for row in rows]).decode()
-        return len(await self._change("expire", groups, ids=ids))
+        return len(await self._end("expire", groups, ids=ids))
 
     async def _announce_the_dead(self, letter_of: Callable[[Row], NewJob | None], limit: int) -> None:
         """A job for each that ended in ERROR; both are written in one transaction, so none is forgotten."""
@@ -413,7 +425,7 @@ class DispatchJobs(SqlStore[Job]):
         self._cursors["groups"] = rows[-1]["group_id"] if len(rows) == limit else ""
         stuck = [row["group_id"] for row in rows if not row["ready"]]
         if stuck:
-            await self.run_together(["lock_groups", "promote"], groups=_encode(stuck).decode())
+            await self.run_together(["try_lock_groups", "promote"], groups=_encode(stuck).decode())
 
     async def _sweep_orphans(self, limit: int) -> None:
         for query in ("sweep_metadata", "sweep_headers", "sweep_attempts"):

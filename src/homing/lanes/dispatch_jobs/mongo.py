@@ -50,6 +50,7 @@ _BY_MODULE: Mapping[object, tuple[str, ...]] = {
 
 QUERIES: Final[Mapping[str, Operation]] = {
     **{name: getattr(module, name) for module, names in _BY_MODULE.items() for name in names},
+    "try_lock_groups": mongo_groups.lock_groups,
     "make_attempt_weeks": mongo_jobs.nothing_to_make,
     "sweep_metadata": mongo_jobs.nothing_to_sweep,
     "sweep_headers": mongo_jobs.nothing_to_sweep,

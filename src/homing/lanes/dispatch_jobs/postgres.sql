@@ -329,13 +329,19 @@ RETURNING {claimed}
 SELECT pg_advisory_xact_lock(hashtext('homing_job_group'), key)
 FROM (SELECT DISTINCT hashtext(value) AS key FROM json_array_elements_text(:groups::json) ORDER BY key) AS keys
 
+-- name: try_lock_groups
+-- For who would rather come again than wait.
+SELECT pg_try_advisory_xact_lock(hashtext('homing_job_group'), key)
+FROM (SELECT DISTINCT hashtext(value) AS key FROM json_array_elements_text(:groups::json)) AS keys
+
 -- name: promote
--- In each group that has no job ready or under way, the first becomes ready.
+-- In each group that has no job ready or under way, the first becomes ready: if the group is locked by us.
 UPDATE dispatch_job AS o
 SET ready = true
 FROM (
     SELECT first.id
-    FROM (SELECT DISTINCT value AS group_id FROM json_array_elements_text(:groups::json)) AS g,
+    FROM (SELECT DISTINCT value AS group_id FROM json_array_elements_text(:groups::json)
+          WHERE pg_try_advisory_xact_lock(hashtext('homing_job_group'), hashtext(value))) AS g,
     LATERAL (
         SELECT j.id, j.ready
         FROM dispatch_job AS j

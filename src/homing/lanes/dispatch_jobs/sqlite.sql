@@ -288,6 +288,9 @@ RETURNING {claimed}
 -- name: lock_groups
 SELECT 1 WHERE :groups IS NULL
 
+-- name: try_lock_groups
+SELECT 1 WHERE :groups IS NULL
+
 -- name: promote
 UPDATE dispatch_job
 SET ready = 1
