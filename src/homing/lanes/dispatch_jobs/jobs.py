@@ -307,8 +307,9 @@ class DispatchJobs(SqlStore[Job]):
         return results[query]
 
     async def _end(self, query: str, groups: Any, **parameters: Any) -> Sequence[Row]:
-        """Run one that only ends heads. A group that somebody holds, as a producer in an open transaction does,
-        keeps its own next job waiting, and no end.
+        """Run one that only ends heads.
+
+        Who holds a group, as a producer does with an open transaction, keeps its next job waiting and no end.
         """
         try:
             return await self._change(query, groups, **parameters)
