@@ -5,6 +5,7 @@ HomingError
 ├── DatabaseError        the database said no
 │   ├── Unreachable      it cannot be reached; try again later
 │   ├── Conflict         a lock or a transaction lost against another process
+│   │   └── Locked       somebody has one of the rows open in a transaction; others may be free
 │   ├── Refused          it does not take a value of ours; trying again would change nothing
 │   │   └── MissingValue a column wants a value, and was given none; names it
 │   └── SchemaError      migrations are missing or were changed after they had been applied
@@ -40,6 +41,10 @@ class Unreachable(DatabaseError):
 
 class Conflict(DatabaseError):
     """A lock or a transaction was lost against another process; nothing was written."""
+
+
+class Locked(Conflict):
+    """Somebody holds one of the rows, or what stands for them, in a transaction that goes on."""
 
 
 class Refused(DatabaseError):

@@ -8,6 +8,7 @@ from functools import partial
 from time import monotonic
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import pytest
 from tests.engine.waiting import until
 from tests.outbox import Bench, bench
@@ -361,3 +362,33 @@ async def test_a_cancelled_statement_does_not_wait_for_its_answer(proxy: TcpProx
         assert (await database.fetch(ONE, {}))[0]["one"] == 1
     finally:
         await database.close()
+
+
+async def test_who_has_one_row_open_keeps_no_other_waiting(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settlements and leases: a console with `BEGIN; UPDATE …`, and nobody at it."""
+    async with bench(postgres_url) as opened:
+        ids = await opened.insert(3)
+        console = await asyncpg.connect(postgres_url)
+        transaction = console.transaction()
+        is_open = asyncio.Event()
+        send = opened.sender.send
+
+        async def wait(message: MailMessage) -> SendResult:
+            await is_open.wait()
+            return await send(message)
+
+        monkeypatch.setattr(opened.sender, "send", wait)
+        claims = await opened.deliverer.claim(10)
+        await transaction.start()
+        await console.execute("SELECT FROM mail_outbox WHERE id = $1 FOR UPDATE", ids[0])
+        is_open.set()
+        await opened.deliverer.settled(claim for claim in claims if claim.id != ids[0])
+        assert [(await opened.row(id))["status"] for id in ids] == ["dispatching", "sent", "sent"]
+        await opened.insert(1)
+        assert len(await opened.deliver()) == 1
+        await transaction.rollback()
+        await opened.deliverer.settled(claims)
+        assert [(await opened.row(id))["status"] for id in ids] == ["sent"] * 3
+        await console.close()

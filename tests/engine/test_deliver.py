@@ -30,7 +30,7 @@ from homing.engine.model import (
     Settlement,
 )
 from homing.engine.policy import Exponential, Policy
-from homing.errors import Conflict, Refused, Unreachable
+from homing.errors import Conflict, Locked, Refused, Unreachable
 from homing.senders.mail import MailMessage, SendResult
 from homing.telemetry import Telemetry, make_logger
 
@@ -44,6 +44,7 @@ class ScriptedStore:
         self.calls: list[tuple[str, list[int]]] = []
         self.due: list[Claim[str]] = []
         self.lost: set[int] = set()
+        self.locked: set[int] = set()
         self.settled: dict[int, Settlement] = {}
         self.trouble: Callable[[str], Exception | None] = lambda _name: None
         self.hangs: set[str] = set()
@@ -68,6 +69,8 @@ class ScriptedStore:
 
     async def renew(self, claims: Sequence[Claim[str]]) -> set[int]:
         await self._arrive("renew", [claim.id for claim in claims])
+        if self.locked & {claim.id for claim in claims}:
+            raise Locked("somebody has the row open")
         return {claim.id for claim in claims} - self.lost - set(self.settled)
 
     async def release(self, claims: Sequence[Claim[str]]) -> set[int]:
@@ -225,6 +228,18 @@ def test_a_lease_that_could_not_be_renewed_in_time_is_given_up() -> None:
         assert sorted(desk.lane.aborted) == [1, 2, 3]
         assert asyncio.get_running_loop().time() == pytest.approx(LEASE, abs=0.1)
         assert desk.store.named("settle") == []
+
+    virtually(scenario)
+
+
+def test_a_row_that_somebody_has_open_costs_no_other_its_lease() -> None:
+    async def scenario() -> None:
+        desk = Desk(lasting(70))
+        claims = await desk.claim(5)
+        desk.store.locked.add(2)
+        ends = await desk.deliverer.settled(claims)
+        assert untimed(ends) == {id: None if id == 2 else Complete(None) for id in range(1, 6)}
+        assert desk.lane.aborted == [2]
 
     virtually(scenario)
 
@@ -430,7 +445,7 @@ def test_a_settlement_that_the_database_refuses_holds_up_nobody(error: Exception
     virtually(scenario)
 
 
-@pytest.mark.parametrize("error", [Refused("22P05"), Conflict("somebody has the row open")])
+@pytest.mark.parametrize("error", [Refused("22P05"), Locked("somebody has the row open")])
 @pytest.mark.parametrize("batch", [3, 1])
 def test_a_settlement_that_can_never_be_written_holds_up_nobody(batch: int, error: Exception) -> None:
     """It goes on trying, row and lease stay ours, and all others are settled meanwhile, before and after."""

@@ -14,7 +14,7 @@ import asyncpg
 
 from homing.db.place import place_of
 from homing.db.queries import Dialect, Query
-from homing.errors import Conflict, DatabaseError, MissingValue, Refused, SchemaError, Unreachable
+from homing.errors import Conflict, DatabaseError, Locked, MissingValue, Refused, SchemaError, Unreachable
 
 #: One NOTIFY per channel and interval, on the leading and on the trailing edge: a NOTIFY in every
 #: transaction takes a lock that all commits of the server queue up behind.
@@ -228,15 +228,17 @@ def _translate_state(error: asyncpg.PostgresError, url: str) -> DatabaseError:
     # The first argument is the server's message; str() would add its DETAIL, which quotes whole rows.
     message = str(error.args[0]) if error.args else type(error).__name__
     if state.startswith("40") or state == "55P03":
-        return Conflict(f"another process holds the lock or the transaction was undone: {message}")
+        kind = Locked if state == "55P03" else Conflict
+        return kind(f"another process holds the lock or the transaction was undone: {message}")
     if state in {"42P01", "42703"}:
         return SchemaError(f"{message}; run `homing migrate`")
     if isinstance(error, asyncpg.NotNullViolationError):
         return MissingValue(f"{error.table_name}.{error.column_name}")
     if state[:2] in {"08", "28", "53", "57"} or state == "3D000":
         return Unreachable(f"cannot use PostgreSQL at {redact(url)}: {message}")
-    kind = Refused if state[:2] in {"22", "23"} else DatabaseError
-    return kind(f"{message} (SQLSTATE {state})")
+    if state[:2] in {"22", "23"}:
+        return Refused(f"{message} (SQLSTATE {state})")
+    return DatabaseError(f"{message} (SQLSTATE {state})")
 
 
 def redact(url: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from homing.engine.flight import Flight
 from homing.engine.lane import Lane
 from homing.engine.model import Monotonic
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, Locked
 from homing.telemetry import Telemetry
 
 #: Two renewals may fail before a lease is lost.
@@ -63,6 +63,11 @@ class Renewer:
             async with asyncio.timeout(interval * _INTERVALS_OF_PATIENCE):
                 kept = await self._lane.store.renew([f.claim for f in flights])
         except (DatabaseError, TimeoutError) as error:
+            if isinstance(error, Locked) and len(flights) > 1:
+                # Who has one row open keeps that one waiting, and not all the others.
+                half = len(flights) // 2
+                await asyncio.gather(*(self._renew(f, interval) for f in (flights[:half], flights[half:])))
+                return
             reason = str(error) or "no answer"
             self._telemetry.log.warning("lease.renewal_delayed", lane=self._lane.name, error=reason)
             self._lose(f for f in flights if f.until <= self._monotonic())

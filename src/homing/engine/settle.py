@@ -12,13 +12,11 @@ from homing.engine.coalesce import Coalescer
 from homing.engine.flight import Flight
 from homing.engine.lane import Lane
 from homing.engine.model import Bury, Claim, Complete, Discard, Failure, RetryIn, Settlement
-from homing.errors import Conflict, DatabaseError, Refused, Unreachable
+from homing.errors import Conflict, DatabaseError, Locked, Refused, Unreachable
 from homing.telemetry import Attempted, Telemetry
 from homing.tracing import trace_id_of
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-#: A lock that stays until the pauses are as long may be on one row, which somebody has open in a transaction.
-_PAUSE_OF_A_LOCK = 4 * _PAUSE
 
 
 class Settler:
@@ -74,8 +72,8 @@ class Settler:
         """Settle, also when the database is away for a while: what was sent must not be forgotten.
 
         The fence makes it safe to try again, and to be late: a row that was taken over is not touched.
-        None when the database refuses it: then each row is tried by itself, aside from the others, and at
-        last without the words of the other side.
+        None when the database refuses it, or somebody has a row of it open: then each row is tried by itself,
+        aside from the others, and at last without the words of the other side.
         """
         pause = _PAUSE
         while True:
@@ -83,10 +81,9 @@ class Settler:
             if isinstance(answer, set):
                 return answer
             refused = isinstance(answer, Refused) or not isinstance(answer, DatabaseError)
-            # An odd error that stays may be one row's fault, and so may a lock; an outage is nobody's.
-            patience = _PAUSE_OF_A_LOCK if isinstance(answer, Conflict) else _LONGEST_PAUSE
-            odd = pause >= patience and not isinstance(answer, Unreachable)
-            if not is_aside and (refused or odd):
+            # An odd error that stays may be one row's fault; an outage is nobody's.
+            odd = pause >= _LONGEST_PAUSE and not isinstance(answer, Unreachable | Conflict)
+            if not is_aside and (refused or odd or isinstance(answer, Locked)):
                 return None
             if refused:
                 batch = [(claim, _bare(settlement)) for claim, settlement in batch]

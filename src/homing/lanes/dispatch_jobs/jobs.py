@@ -28,7 +28,7 @@ from homing.engine.model import (
     RetryIn,
     Settlement,
 )
-from homing.errors import Conflict, DatabaseError, Refused
+from homing.errors import DatabaseError, Locked, Refused
 from homing.lanes.dispatch_jobs.job import STATES, Job, NewJob, Report, job_of
 from homing.lanes.dispatch_jobs.target import SEVERAL, Standing, Targets, endpoint_of
 from homing.telemetry import Telemetry
@@ -313,7 +313,7 @@ class DispatchJobs(SqlStore[Job]):
         """
         try:
             return await self._change(query, groups, **parameters)
-        except Conflict:
+        except Locked:
             if not groups:
                 raise
             self._chores_at = self._monotonic()
