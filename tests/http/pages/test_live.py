@@ -246,6 +246,21 @@ async def test_a_new_message_is_at_the_top_within_a_moment(
         await happens(lambda: streams_of(door).topics == 0)
 
 
+async def test_who_looks_beside_an_operator_sees_what_a_viewer_sees(sqlite_url: str) -> None:
+    """By the same line, which finds for one of them what is hidden from the other."""
+    async with (
+        door_with_people(sqlite_url) as door,
+        visiting(door, "operator") as operator,
+        visiting(door, "viewer") as viewer,
+    ):
+        (hidden,) = await door.insert(1, subject="Your code: 834221")
+        line = {"topic": "messages", "q": "834221"}
+        async with tail(operator.client, **line) as whole, tail(viewer.client, **line) as part:
+            for stream, found in ((whole, [f"row-outbox_{hidden}"]), (part, [])):
+                _, told = await stream.event()
+                assert [key for key, _ in told["put"]] == found
+
+
 async def test_a_message_is_watched_to_its_end(sqlite_url: str) -> None:
     async with opened_door(sqlite_url) as door:
         (id,) = await door.insert(1)

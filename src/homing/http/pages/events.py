@@ -14,7 +14,7 @@ from homing.access.desk import Access
 from homing.access.principal import Principal
 from homing.desk.bulk import BulkRuns
 from homing.desk.desk import Desk
-from homing.desk.overview import QUEUES_SCOPE, Hours, Overview
+from homing.desk.overview import Hours, Overview
 from homing.errors import DatabaseError
 from homing.http.asking import AnyRequest
 from homing.http.guard import Site
@@ -25,7 +25,6 @@ from homing.http.pages.message import story_pieces
 from homing.http.pages.messages import message_pieces
 from homing.http.pages.overview import overview_pieces
 from homing.http.pages.shell import PAGE
-from homing.http.pages.sight import readable, seen_whole
 
 #: A proxy must not hold back what comes bit by bit.
 _HEADERS = {"X-Accel-Buffering": "no"}
@@ -56,36 +55,37 @@ class LiveEvents(Controller):
         user: Principal = request.user
         match topic:
             case "overview":
-                key, look = _overview(overview, desk, user, hours)
+                key, look = _overview(overview, user, hours)
             case "messages":
                 key, look = _messages(desk, user, q)
             case "message":
                 key, look = await _message(desk, user, q)
             case "bulk":
                 key, look = await _bulk(bulk_runs, user, id)
+        # A topic is shared by those who may do the same: nobody gets what only another one may see.
         following = await streams.follow(
-            user.who, key, look, every=_EVERY[topic], counts=_still_counts(request, access, site)
+            user.who,
+            (key, user.scopes),
+            look,
+            every=_EVERY[topic],
+            counts=_still_counts(request, access, site),
         )
         return Stream(following, media_type="text/event-stream", headers=_HEADERS)
 
 
-def _overview(overview: Overview, desk: Desk, user: Principal, hours: Hours) -> tuple[Hashable, Look]:
-    # A topic is shared by those who may see the same: nobody gets what another one may see.
-    sight = (readable(desk, user), user.may(QUEUES_SCOPE))
-    return ("overview", hours, sight), lambda: overview_pieces(overview, hours, user.may)
+def _overview(overview: Overview, user: Principal, hours: Hours) -> tuple[Hashable, Look]:
+    return ("overview", hours), lambda: overview_pieces(overview, hours, user.may)
 
 
 def _messages(desk: Desk, user: Principal, line: str) -> tuple[Hashable, Look]:
     wanted_of(line)
-    return ("messages", line, readable(desk, user)), lambda: message_pieces(desk, line, user.may)
+    return ("messages", line), lambda: message_pieces(desk, line, user.may)
 
 
 async def _message(desk: Desk, user: Principal, id: str) -> tuple[Hashable, Look]:
     """Who may not see it is refused here. Of a bulk run, who may read all its lanes sees more than others."""
     await story_pieces(desk, id, user.may)
-    return ("message", id, (readable(desk, user), seen_whole(desk, user))), lambda: story_pieces(
-        desk, id, user.may
-    )
+    return ("message", id), lambda: story_pieces(desk, id, user.may)
 
 
 async def _bulk(bulk_runs: BulkRuns, user: Principal, id: int) -> tuple[Hashable, Look]:
