@@ -5,7 +5,7 @@
 
 UPDATE dispatch_job
 SET claim_seq = least(greatest(claim_seq, 0), 9007199254740992),
-    position = least(greatest(position, 0), 4611686018427387904),
+    position = CASE WHEN position IS NOT NULL THEN least(greatest(position, 0), 4611686018427387904) END,
     attempt_count = least(greatest(attempt_count, 0), 1000000),
     attempts_before = least(greatest(attempts_before, 0), 1000000),
     send_number = least(greatest(send_number, 0), 1000000), rescue_count = least(greatest(rescue_count, 0), 1000000),
@@ -19,13 +19,13 @@ WHERE status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
 UPDATE dispatch_job
 SET created_at = least(greatest(created_at, '0001-01-02Z'), '9999-12-30Z'),
     updated_at = least(greatest(updated_at, '0001-01-02Z'), '9999-12-30Z'),
-    scheduled_for = least(greatest(scheduled_for, '0001-01-02Z'), '9999-12-30Z'),
-    expires_at = least(greatest(expires_at, '0001-01-02Z'), '9999-12-30Z'),
+    scheduled_for = CASE WHEN scheduled_for IS NOT NULL THEN least(greatest(scheduled_for, '0001-01-02Z'), '9999-12-30Z') END,
+    expires_at = CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at, '0001-01-02Z'), '9999-12-30Z') END,
     next_attempt_at = least(greatest(next_attempt_at, '0001-01-02Z'), '9999-12-30Z'),
     queue_at = least(greatest(queue_at, '0001-01-02Z'), '9999-12-30Z'),
-    last_attempt_at = least(greatest(last_attempt_at, '0001-01-02Z'), '9999-12-30Z'),
-    completed_at = least(greatest(completed_at, '0001-01-02Z'), '9999-12-30Z'),
-    lease_expires_at = least(greatest(lease_expires_at, '0001-01-02Z'), '9999-12-30Z')
+    last_attempt_at = CASE WHEN last_attempt_at IS NOT NULL THEN least(greatest(last_attempt_at, '0001-01-02Z'), '9999-12-30Z') END,
+    completed_at = CASE WHEN completed_at IS NOT NULL THEN least(greatest(completed_at, '0001-01-02Z'), '9999-12-30Z') END,
+    lease_expires_at = CASE WHEN lease_expires_at IS NOT NULL THEN least(greatest(lease_expires_at, '0001-01-02Z'), '9999-12-30Z') END
 WHERE status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
   AND (created_at NOT BETWEEN '0001-01-02Z' AND '9999-12-30Z'
        OR updated_at NOT BETWEEN '0001-01-02Z' AND '9999-12-30Z'
