@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from homing.db.instants import read_instant
 from homing.db.queries import Dialect, Query
 
 
@@ -55,8 +56,16 @@ def instant(value: datetime | str | None) -> datetime | None:
     """A time as the database gave it: PostgreSQL a datetime, SQLite ISO text."""
     if value is None:
         return None
-    moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    moment = value if isinstance(value, datetime) else _read(value)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _read(text: Any) -> datetime:
+    """In SQLite another program may write anything: what is no time is the first, and stops no other row."""
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return read_instant(text) or datetime(1, 1, 2, tzinfo=UTC)
 
 
 def iso(value: datetime | str | None) -> str | None:

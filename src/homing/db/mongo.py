@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from bson.codec_options import TypeDecoder, TypeRegistry
+from bson.codec_options import DatetimeConversion, TypeDecoder, TypeRegistry
 from bson.errors import BSONError
 from bson.int64 import Int64
 from bson.json_util import object_hook
@@ -384,6 +384,8 @@ def _made_client(url: str, pool_size: int) -> AsyncMongoClient[Document]:
     return AsyncMongoClient(
         url,
         tz_aware=True,
+        # Dates that Python cannot hold are the first or the last that it can: one document stops no others.
+        datetime_conversion=DatetimeConversion.DATETIME_CLAMP,
         type_registry=TypeRegistry([_PlainNumbers()]),
         maxPoolSize=max(pool_size, 8),
         serverSelectionTimeoutMS=int(_CONNECT_TIMEOUT * 1000),

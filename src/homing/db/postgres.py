@@ -7,6 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,6 +81,7 @@ class PostgresDatabase:
                     max_size=self._pool_size,
                     command_timeout=_STATEMENT_TIMEOUT,
                     timeout=_CONNECT_TIMEOUT,
+                    init=_read_every_time,
                     reset=_keep_session,
                     server_settings=_SESSION,
                 )
@@ -181,6 +184,9 @@ _SESSION = {
     "jit": "off",
 }
 
+#: From when PostgreSQL counts microseconds; the first and the last day that every time zone has.
+_MOMENTS = datetime(2000, 1, 1), datetime(1, 1, 2), datetime(9999, 12, 30)  # noqa: DTZ001 - the zone is given later
+
 _DURABILITY = """
 SELECT name, setting FROM pg_settings
 WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'server_version_num')
@@ -189,6 +195,30 @@ WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'server_versio
 
 async def _keep_session(_connection: Any) -> None:
     """Our statements leave nothing behind, so a connection needs no RESET round trip on its return."""
+
+
+async def _read_every_time(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """What Python cannot hold, or is infinite, as the first or the last: one row stops no others."""
+    for type, zone in (("timestamptz", UTC), ("timestamp", None)):
+        epoch, first, last = (moment.replace(tzinfo=zone) for moment in _MOMENTS)
+        await connection.set_type_codec(
+            type,
+            schema="pg_catalog",
+            format="tuple",
+            encoder=partial(_sent_time, epoch),
+            decoder=partial(_read_time, epoch, first, last),
+        )
+
+
+def _sent_time(epoch: datetime, moment: datetime) -> tuple[int]:
+    return ((moment - epoch) // timedelta(microseconds=1),)
+
+
+def _read_time(epoch: datetime, first: datetime, last: datetime, found: tuple[int]) -> datetime:
+    try:
+        return epoch + timedelta(microseconds=found[0])
+    except OverflowError:
+        return first if found[0] < 0 else last
 
 
 async def _fetch(

@@ -25,6 +25,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     due,
     header_pairs,
     new_token,
+    one_more,
     ordered_group,
     rows,
     seconds_between,
@@ -314,7 +315,7 @@ async def _take(
 def _marks(given: Given) -> dict[str, Any]:
     return {
         "status": "IN_PROGRESS",
-        "claim_seq": {"$add": ["$claim_seq", 1]},
+        "claim_seq": one_more("claim_seq"),
         # Of a job that was put back with fewer attempts, without Homing: it has all of them again.
         "attempts_before": {"$min": ["$attempts_before", "$attempt_count"]},
         "locked_by": {"$literal": given["owner"]},
@@ -326,9 +327,9 @@ def _marks(given: Given) -> dict[str, Any]:
 def _taken_over(given: Given) -> dict[str, Any]:
     """Whose it was and since when stays, for the attempt that says so."""
     return {
-        "claim_seq": {"$add": ["$claim_seq", 1]},
+        "claim_seq": one_more("claim_seq"),
         "lease_expires_at": after(given["lease_seconds"]),
-        "rescue_count": {"$add": ["$rescue_count", 1]},
+        "rescue_count": one_more("rescue_count"),
     }
 
 

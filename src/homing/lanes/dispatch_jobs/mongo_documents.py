@@ -95,6 +95,19 @@ def after(seconds: float) -> dict[str, Any]:
     return {"$add": [NOW, round(seconds * 1000)]}
 
 
+#: Another program may write any number and any date. What is counted up and what is added to stays far within
+#: its type: the validator refuses what does not, and with it everybody's claim.
+_MOST = Int64(1_000_000)
+_MOST_CLAIMS = Int64(1 << 53)
+FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+
+
+def one_more(column: str) -> dict[str, Any]:
+    """Counted up; next to the end it begins anew."""
+    most = _MOST_CLAIMS if column == "claim_seq" else _MOST
+    return {"$add": [{"$mod": [f"${column}", most]}, 1]}
+
+
 def due(column: str) -> dict[str, Any]:
     """A condition that an index serves: the time is a constant by then."""
     return {"$expr": {"$lte": [f"${column}", NOW]}}

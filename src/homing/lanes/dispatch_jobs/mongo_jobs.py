@@ -17,6 +17,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     GONE,
     JOB_COLUMNS,
     JOBS,
+    LAST,
     NOW,
     OPEN,
     TARGETS,
@@ -32,6 +33,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     job_columns,
     metadata_text,
     new_token,
+    one_more,
     ordered_group,
     rows,
     server_time,
@@ -386,7 +388,7 @@ async def claim_unsent(session: Session, given: Given) -> list[Columns]:
     sets = {
         "queue_at": {"$add": [NOW, doubled]},
         "queued": True,
-        "send_number": {"$add": ["$send_number", 1]},
+        "send_number": one_more("send_number"),
     }
     found = await _unsent(session, given, early=False)
     ids = await change(session, found, {"status": OPEN, **due("queue_at")}, sets)
@@ -415,7 +417,7 @@ async def _unsent(session: Session, given: Given, *, early: bool) -> list[int]:
 
 
 def _send_at(window: float) -> dict[str, Any]:
-    return {"$add": ["$next_attempt_at", {"$cond": ["$queued", round(window * 1000), 0]}]}
+    return {"$add": [{"$min": ["$next_attempt_at", LAST]}, {"$cond": ["$queued", round(window * 1000), 0]}]}
 
 
 async def settle_unsent(session: Session, given: Given) -> list[Columns]:

@@ -16,6 +16,7 @@ from homing.lanes.dispatch_jobs.mongo_alerts import NOTED_DEATH
 from homing.lanes.dispatch_jobs.mongo_claims import AS_IT_WAS, FREE, FREE_LOSSES, lost_jobs, oldest_of
 from homing.lanes.dispatch_jobs.mongo_documents import (
     ATTEMPTS,
+    FIRST,
     GONE,
     JOBS,
     NOW,
@@ -26,6 +27,7 @@ from homing.lanes.dispatch_jobs.mongo_documents import (
     draw,
     exactly,
     new_token,
+    one_more,
     rows,
 )
 
@@ -35,7 +37,7 @@ MOST_EMBEDDED: Final = 100
 _BESIDE: Final = "; last error: "
 _ENDED = frozenset({"COMPLETED", "ERROR"})
 _HELD = "IN_PROGRESS"
-_AT_ITS_START = {"$max": ["$created_at", "$scheduled_for"]}
+_AT_ITS_START = {"$max": ["$created_at", "$scheduled_for", FIRST]}
 #: From the later of creation and schedule.
 DURATION = {"$max": [0, {"$subtract": [NOW, _AT_ITS_START]}]}
 
@@ -88,7 +90,7 @@ def _state(entry: Mapping[str, Any]) -> dict[str, Any]:
     ended, counted = entry["status"] in _ENDED, entry["counted"]
     sets: dict[str, Any] = {
         "status": entry["status"],
-        "defer_count": 0 if ended or counted else {"$add": ["$defer_count", 1]},
+        "defer_count": 0 if ended or counted else one_more("defer_count"),
         "completed_at": NOW if ended else GONE,
         "duration_millis": DURATION if ended else GONE,
         **(_told(entry) if counted else _told_beside(entry)),
@@ -99,7 +101,7 @@ def _state(entry: Mapping[str, Any]) -> dict[str, Any]:
     if entry["status"] == "ERROR":
         sets["death"] = NOTED_DEATH
     if counted:
-        sets["attempt_count"] = {"$add": ["$attempt_count", 1]}
+        sets["attempt_count"] = one_more("attempt_count")
         sets["last_attempt_at"] = {"$subtract": [NOW, entry["millis"]]}
     return sets
 
@@ -152,7 +154,7 @@ def _attempt(entry: Mapping[str, Any], id: int) -> dict[str, Any]:
     }
     return {
         **{name: {"$literal": value} for name, value in told.items() if value is not None},
-        "attempt_number": {"$add": ["$attempt_count", 1]},
+        "attempt_number": one_more("attempt_count"),
         "attempted_at": "$updated_at" if entry.get("lost") else {"$subtract": [NOW, entry["millis"]]},
         "completed_at": NOW,
         "created_at": NOW,
@@ -207,8 +209,8 @@ async def rescue(session: Session, given: Given) -> list[Columns]:
     drawn = await draw(session, len(ids))
     sets = {
         "status": AS_IT_WAS,
-        "claim_seq": {"$add": ["$claim_seq", 1]},
-        "rescue_count": {"$add": ["$rescue_count", 1]},
+        "claim_seq": one_more("claim_seq"),
+        "rescue_count": one_more("rescue_count"),
         "last_attempt_at": "$updated_at",
         "next_attempt_at": NOW,
         **_UNCOUNTED,
@@ -223,8 +225,8 @@ async def rescue(session: Session, given: Given) -> list[Columns]:
 
 #: An attempt more, which does not count towards max_retries.
 _UNCOUNTED: Final = {
-    "attempt_count": {"$add": ["$attempt_count", 1]},
-    "attempts_before": {"$add": ["$attempts_before", 1]},
+    "attempt_count": one_more("attempt_count"),
+    "attempts_before": one_more("attempts_before"),
 }
 
 
@@ -232,7 +234,7 @@ def _lost_attempt(given: Given, id: int, began: Any) -> dict[str, Any]:
     return {
         "id": {"$literal": id},
         "claim_seq": "$claim_seq",
-        "attempt_number": {"$add": ["$attempt_count", 1]},
+        "attempt_number": one_more("attempt_count"),
         "attempted_at": began,
         "completed_at": NOW,
         "created_at": NOW,

@@ -76,7 +76,7 @@ WITH lost AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'dispatching' AND rescue_count >= 3
-      AND coalesce(lease_expires_at, last_attempt_at + make_interval(secs => :lease_seconds), '-infinity') < now()
+      AND coalesce(lease_expires_at < now(), last_attempt_at < now() - make_interval(secs => :lease_seconds), true)
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED
@@ -181,7 +181,7 @@ WITH lost AS MATERIALIZED (
     SELECT id
     FROM mail_outbox
     WHERE status = 'dispatching' AND rescue_count < 3
-      AND coalesce(lease_expires_at, last_attempt_at + make_interval(secs => :lease_seconds), '-infinity') < now()
+      AND coalesce(lease_expires_at < now(), last_attempt_at < now() - make_interval(secs => :lease_seconds), true)
     ORDER BY id
     LIMIT :limit
     FOR UPDATE SKIP LOCKED

@@ -28,7 +28,12 @@ lower(fanout_status) = 'pending' AND locked_at IS NOT NULL AND lock_written_at I
 coalesce(e.event_at, e.created_at) <= now() - make_interval(secs => :expire_after_seconds)
 
 -- fragment: attempts
-greatest(coalesce(n.fanout_attempts, 0), 0)
+-- Whatever another program has written can still be counted up, in a column of any size: one row stops no others.
+least(greatest(coalesce(n.fanout_attempts, 0), 0), 30000)
+
+-- fragment: next_claim
+-- As the attempts: next to the end of its type it begins anew.
+coalesce(n.claim_seq, 0) % 9007199254740992 + 1
 
 -- fragment: lock_time
 -- In milliseconds, so that another program can read it and write it back unchanged.
@@ -115,7 +120,7 @@ WITH waited AS MATERIALIZED (
     UNION ALL SELECT notification_id FROM fresh
 )
 UPDATE open_event_notifications AS n
-SET claim_seq = coalesce(n.claim_seq, 0) + 1,
+SET claim_seq = {next_claim},
     locked_by = :owner,
     locked_at = {lock_time},
     lock_written_at = {lock_time},
@@ -354,7 +359,7 @@ WITH chosen AS MATERIALIZED (
 )
 UPDATE open_event_notifications AS n
 SET fanout_status = 'pending', fanout_attempts = 0, error = NULL, locked_by = NULL, locked_at = NULL,
-    ended_claim = coalesce(n.ended_claim, n.claim_seq, 0), claim_seq = coalesce(n.claim_seq, 0) + 1,
+    ended_claim = coalesce(n.ended_claim, n.claim_seq, 0), claim_seq = {next_claim},
     lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 FROM chosen
 WHERE n.notification_id = chosen.notification_id
@@ -371,7 +376,7 @@ WITH chosen AS MATERIALIZED (
 )
 UPDATE open_event_notifications AS n
 SET fanout_status = 'skipped', error = :error, locked_by = NULL, locked_at = NULL,
-    ended_claim = coalesce(n.claim_seq, 0), claim_seq = coalesce(n.claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(n.claim_seq, 0), claim_seq = {next_claim}, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 FROM chosen
 WHERE n.notification_id = chosen.notification_id
 RETURNING n.notification_id AS id
@@ -387,7 +392,7 @@ WITH chosen AS MATERIALIZED (
     FOR UPDATE
 )
 UPDATE open_event_notifications AS n
-SET locked_by = NULL, locked_at = NULL, claim_seq = coalesce(n.claim_seq, 0) + 1, lock_written_at = NULL,
+SET locked_by = NULL, locked_at = NULL, claim_seq = {next_claim}, lock_written_at = NULL,
     due_at = NULL, due_attempts = NULL
 FROM chosen
 WHERE n.notification_id = chosen.notification_id

@@ -38,7 +38,10 @@ coalesce(julianday(e.event_at), instant_julianday(e.event_at), julianday(e.creat
         <= julianday('now') - :expire_after_seconds / 86400.0
 
 -- fragment: attempts
-max(0, CAST(coalesce(n.fanout_attempts, 0) AS INTEGER))
+min(max(0, CAST(coalesce(n.fanout_attempts, 0) AS INTEGER)), 30000)
+
+-- fragment: next_claim
+coalesce(claim_seq, 0) % 9007199254740992 + 1
 
 -- fragment: is_mine
 n.claim_seq = b.fence AND n.locked_by = :owner AND n.locked_at = n.lock_written_at AND lower(n.fanout_status) = 'pending'
@@ -104,7 +107,7 @@ LIMIT :limit
 -- name: claim
 -- What has waited goes first: see there.
 UPDATE open_event_notifications
-SET claim_seq = coalesce(claim_seq, 0) + 1,
+SET claim_seq = {next_claim},
     locked_by = :owner,
     locked_at = {now},
     lock_written_at = {now},
@@ -122,7 +125,7 @@ WHERE notification_id IN (
           UNION ALL SELECT 3, notification_id FROM ({fresh}))
     ORDER BY place
     LIMIT :limit)
-RETURNING notification_id AS id, claim_seq AS fence, max(0, CAST(coalesce(fanout_attempts, 0) AS INTEGER)) AS attempts,
+RETURNING notification_id AS id, claim_seq AS fence, min(max(0, CAST(coalesce(fanout_attempts, 0) AS INTEGER)), 30000) AS attempts,
     open_event_id, subscription_id, CAST(dedupe_key AS TEXT) AS dedupe_key,
     error IS NOT NULL AND CAST(coalesce(fanout_attempts, 0) AS INTEGER) > 0 AS has_error,
     ended_claim IS NOT NULL AS has_ended, locked_at AS claimed_at,
@@ -322,20 +325,20 @@ LIMIT :limit
 -- name: requeue
 UPDATE open_event_notifications
 SET fanout_status = 'pending', fanout_attempts = 0, error = NULL, locked_by = NULL, locked_at = NULL,
-    ended_claim = coalesce(ended_claim, claim_seq, 0), claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(ended_claim, claim_seq, 0), claim_seq = {next_claim}, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) IN ('skipped', 'failed', 'expired')
 RETURNING notification_id AS id
 
 -- name: cancel
 UPDATE open_event_notifications
 SET fanout_status = 'skipped', error = :error, locked_by = NULL, locked_at = NULL,
-    ended_claim = coalesce(claim_seq, 0), claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
+    ended_claim = coalesce(claim_seq, 0), claim_seq = {next_claim}, lock_written_at = NULL, due_at = NULL, due_attempts = NULL
 WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) = 'pending' AND {unlocked}
 RETURNING notification_id AS id
 
 -- name: send_now
 UPDATE open_event_notifications
-SET locked_by = NULL, locked_at = NULL, claim_seq = coalesce(claim_seq, 0) + 1, lock_written_at = NULL,
+SET locked_by = NULL, locked_at = NULL, claim_seq = {next_claim}, lock_written_at = NULL,
     due_at = NULL, due_attempts = NULL
 WHERE notification_id IN (SELECT value FROM json_each(:ids)) AND lower(fanout_status) = 'pending' AND {unlocked}
 RETURNING notification_id AS id

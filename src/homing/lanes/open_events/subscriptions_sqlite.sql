@@ -233,7 +233,7 @@ FROM open_event_notifications
 WHERE subscription_id = :id AND lower(fanout_status) = 'pending' AND locked_by IS NULL AND 'notify_failed' IN {kept};
 
 UPDATE open_event_notifications
-SET fanout_status = 'skipped', fanout_attempts = fanout_attempts + 1, last_attempt_at = {now},
+SET fanout_status = 'skipped', fanout_attempts = min(fanout_attempts, 30000) + 1, last_attempt_at = {now},
     error = '{"code":"unsubscribed","message":"the subscriber has unsubscribed"}',
     locked_at = NULL, due_at = NULL, due_attempts = NULL, lock_written_at = NULL
 WHERE subscription_id = :id AND lower(fanout_status) = 'pending' AND locked_by IS NULL;

@@ -9,6 +9,7 @@ DROP TRIGGER IF EXISTS mail_outbox_tally_update;
 DROP TRIGGER IF EXISTS mail_outbox_tally_delete;
 DROP TRIGGER IF EXISTS homing_mail_death;
 DROP TRIGGER IF EXISTS homing_mail_put_back;
+DROP TRIGGER IF EXISTS homing_mail_counters;
 DROP INDEX IF EXISTS mail_outbox_due;
 DROP INDEX IF EXISTS mail_outbox_dispatching;
 DROP INDEX IF EXISTS mail_outbox_retried;
