@@ -77,7 +77,7 @@ class Settler:
         """
         pause = _PAUSE
         while True:
-            answer = await self._try_to_settle(batch, first=pause == _PAUSE)
+            answer = await self._try_to_settle(batch, first=pause == _PAUSE and not is_aside)
             if isinstance(answer, set):
                 return answer
             refused = isinstance(answer, Refused) or not isinstance(answer, DatabaseError)
