@@ -256,6 +256,17 @@ async def test_in_sqlite_words_are_no_times(sqlite_url: str) -> None:
         assert {(await lane.row(id))["status"] for id in ids} == {"sent"}
 
 
+async def test_in_sqlite_a_job_of_no_time_is_sent(sqlite_url: str) -> None:
+    async with job_bench(sqlite_url) as lane, HttpSink() as sink:
+        ids = [
+            await _job(lane, sink.url, **dict.fromkeys(("created_at", "updated_at", "queue_at"), time))
+            for time in ("'yesterday'", "'-4000-01-01'", 1700000000)
+        ]
+        ordinary = await lane.create(sink.url)
+        await lane.run_batch()
+        assert await lane.states([*ids, *ordinary]) == ["COMPLETED"] * 4
+
+
 async def test_notifications_of_another_program(database_url: str) -> None:
     """In its own tables nothing is refused: whatever they hold can be counted up."""
     async with notification_bench(database_url) as lane:
