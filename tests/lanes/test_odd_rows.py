@@ -128,18 +128,30 @@ async def test_who_may_only_insert_is_told_as_well(postgres_url: str) -> None:
 #: What the rule is, by lane, in both dialects.
 _RULES = {
     "mail_outbox": ("mail_outbox", 13, "homing_mail_counters", "homing_mail_check"),
-    "dispatch_job": ("dispatch_jobs", 10, "homing_job_counters", "homing_job_check"),
+    "dispatch_job": ("dispatch_jobs", 10, "homing_job_counters", None),
     "email_log": ("email_log", 10, "homing_email_counters", "homing_email_check"),
 }
 
 
+#: The trigger of the version before, which only completes a row.
+_COMPLETED_ONLY = """
+DROP TRIGGER homing_job_complete ON dispatch_job;
+CREATE FUNCTION completed_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.target := homing_target_of(NEW.target_url, NEW.credentials_id);
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER homing_job_complete BEFORE INSERT ON dispatch_job
+    FOR EACH ROW WHEN (NEW.target IS NULL) EXECUTE FUNCTION completed_only();
+"""
+
+
 async def as_before(lane: Any, table: str) -> None:
     component, version, trigger, function = _RULES[table]
-    script = (
-        f"DROP FUNCTION {function}() CASCADE;"
-        if lane.homing.database.dialect == "postgres"
-        else f"DROP TRIGGER {trigger};"
-    )
+    script = f"DROP TRIGGER {trigger};"
+    if lane.homing.database.dialect == "postgres":
+        script = f"DROP FUNCTION {function}() CASCADE;" if function else _COMPLETED_ONLY
     ledger = f"DELETE FROM homing_migration WHERE component = '{component}' AND version = {version};"
     await lane.homing.database.run_script(script + ledger)
 
