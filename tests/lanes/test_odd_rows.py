@@ -1,4 +1,4 @@
-"""Rows with numbers and times at the ends of their types, as a producer may insert them: they stop nobody else's."""
+"""Rows with numbers and times at the ends of their types: whoever inserts one stops nobody else's."""
 
 from __future__ import annotations
 
@@ -35,14 +35,13 @@ ODD = [
     *((table, "claim_seq", number) for table in COUNTED for number in (BIGINT, 2**53 + 1, -1)),
     *((table, column, INTEGER) for table, columns in COUNTED.items() for column in columns),
     ("dispatch_job", "attempts_before", -1),
-    ("dispatch_job", "position", BIGINT),
     ("email_log", "queue_count", -1),
 ]
-#: A time that the driver cannot read, one that PostgreSQL subtracts nothing from, one that it adds nothing to.
+#: What Python cannot hold, what PostgreSQL subtracts from nothing, and what it adds nothing to.
 TIMES = ("4000-01-01 BC", "-infinity", "infinity", "290000-01-01")
 JOB_TIMES = (
-    "created_at", "updated_at", "scheduled_for", "expires_at", "next_attempt_at", "queue_at", "last_attempt_at",
-    "completed_at", "lease_expires_at",
+    "created_at", "updated_at", "scheduled_for", "expires_at", "next_attempt_at", "queue_at",
+    "last_attempt_at", "completed_at", "lease_expires_at",
 )  # fmt: skip
 KEPT = "are kept by Homing; leave them out"
 
@@ -83,6 +82,8 @@ async def test_in_sqlite_words_are_no_numbers(sqlite_url: str) -> None:
             for column in ("claim_seq", *columns):
                 with pytest.raises(Refused, match=KEPT):
                     await insert(lane, table, **{column: "'many'"})
+        with pytest.raises(Refused, match=KEPT):
+            await insert(lane, "dispatch_job", position=BIGINT)
 
 
 async def test_what_a_producer_may_count_is_taken(lane: Bench) -> None:
@@ -126,19 +127,31 @@ async def test_who_may_only_insert_is_told_as_well(postgres_url: str) -> None:
 
 #: What the rule is, by lane, in both dialects.
 _RULES = {
-    "mail_outbox": ("mail_outbox", 13, "homing_mail_counters", "homing_mail_refuse"),
-    "dispatch_job": ("dispatch_jobs", 10, "homing_job_counters", "homing_job_refuse"),
-    "email_log": ("email_log", 10, "homing_email_counters", "homing_email_refuse"),
+    "mail_outbox": ("mail_outbox", 13, "homing_mail_counters", "homing_mail_check"),
+    "dispatch_job": ("dispatch_jobs", 10, "homing_job_counters", None),
+    "email_log": ("email_log", 10, "homing_email_counters", "homing_email_check"),
 }
+
+
+#: The trigger of the version before, which only completes a row.
+_COMPLETED_ONLY = """
+DROP TRIGGER homing_job_complete ON dispatch_job;
+CREATE FUNCTION completed_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.target := homing_target_of(NEW.target_url, NEW.credentials_id);
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER homing_job_complete BEFORE INSERT ON dispatch_job
+    FOR EACH ROW WHEN (NEW.target IS NULL) EXECUTE FUNCTION completed_only();
+"""
 
 
 async def as_before(lane: Any, table: str) -> None:
     component, version, trigger, function = _RULES[table]
-    script = (
-        f"DROP FUNCTION {function}() CASCADE;"
-        if lane.homing.database.dialect == "postgres"
-        else f"DROP TRIGGER {trigger};"
-    )
+    script = f"DROP TRIGGER {trigger};"
+    if lane.homing.database.dialect == "postgres":
+        script = f"DROP FUNCTION {function}() CASCADE;" if function else _COMPLETED_ONLY
     ledger = f"DELETE FROM homing_migration WHERE component = '{component}' AND version = {version};"
     await lane.homing.database.run_script(script + ledger)
 
@@ -221,11 +234,9 @@ async def test_a_time_that_nobody_can_read_is_the_first_or_the_last(postgres_url
     """On a page, too: the others on it are somebody's."""
     async with bench(postgres_url) as lane:
         years = {}
-        for time in (*TIMES, "2026-01-02 03:04:05.678Z"):
+        for time, year in zip((*TIMES, "2026-01-02 03:04:05.678Z"), (1, 1, 9999, 9999, 2026), strict=True):
             id = await insert(lane, "mail_outbox", created_at=f"'{time}'", sent_at=f"'{time}'")
-            years[id] = {"4000-01-01 BC": 1, "-infinity": 1, "infinity": 9999, "290000-01-01": 9999}.get(
-                time, 2026
-            )
+            years[id] = year
         found = {row["id"]: instant(row["created_at"]) for row in await lane.outbox.page(limit=10)}
         assert {id: at.year for id, at in found.items() if at} == years
         last = found[max(years)]
@@ -257,6 +268,17 @@ async def test_in_sqlite_words_are_no_times(sqlite_url: str) -> None:
         assert {(await lane.row(id))["status"] for id in ids} == {"sent"}
 
 
+async def test_in_sqlite_a_job_of_no_time_is_sent(sqlite_url: str) -> None:
+    async with job_bench(sqlite_url) as lane, HttpSink() as sink:
+        ids = [
+            await _job(lane, sink.url, **dict.fromkeys(("created_at", "updated_at", "queue_at"), time))
+            for time in ("'yesterday'", "'-4000-01-01'", 1700000000)
+        ]
+        ordinary = await lane.create(sink.url)
+        await lane.run_batch()
+        assert await lane.states([*ids, *ordinary]) == ["COMPLETED"] * 4
+
+
 async def test_notifications_of_another_program(database_url: str) -> None:
     """In its own tables nothing is refused: whatever they hold can be counted up."""
     async with notification_bench(database_url) as lane:
@@ -286,25 +308,14 @@ DOCUMENTS: list[dict[str, Any]] = [
     {"attempt_count": Int64(BIGINT)},
     {"attempt_count": Int64(BIGINT), "attempts_before": Int64(BIGINT)},
     {"defer_count": Int64(BIGINT), "send_number": Int64(BIGINT)},
-    *(
-        {name: time}
-        for name in ("created_at", "scheduled_for", "updated_at")
-        for time in (FAR, EARLY, EARLIEST)
-    ),
-    *(
-        {name: time}
-        for name in ("next_attempt_at", "queue_at", "expires_at")
-        for time in (FAR, EARLY, EARLIEST)
-    ),
+    *({name: time} for name in JOB_TIMES for time in (FAR, EARLY, EARLIEST)),
     {"status": "IN_PROGRESS", "updated_at": EARLIEST},
     {"status": "FAILED", "attempt_count": 1, "next_attempt_at": EARLIEST, "queued": True},
     {"next_attempt_at": DatetimeMS(BIGINT), "queued": True},
 ]
 
 
-@pytest.mark.parametrize(
-    "columns", DOCUMENTS, ids=lambda one: "-".join(one) + "-" + str(next(iter(one.values())))
-)
+@pytest.mark.parametrize("columns", DOCUMENTS, ids=lambda one: "-".join(map(str, one.items())))
 async def test_documents_at_the_ends_of_their_types(mongodb_url: str, columns: dict[str, Any]) -> None:
     """The validator cannot tell an insertion from a claim: so these are taken, and stop nobody."""
     async with job_bench(mongodb_url) as lane, HttpSink() as sink:

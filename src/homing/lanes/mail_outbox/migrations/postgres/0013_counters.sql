@@ -11,14 +11,18 @@ WHERE status IN ('queued', 'dispatching')
   AND (claim_seq NOT BETWEEN 0 AND 9007199254740992 OR retry_count > 1000000
        OR rescue_count NOT BETWEEN 0 AND 1000000 OR defer_count NOT BETWEEN 0 AND 1000000);
 
-CREATE FUNCTION homing_mail_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Not as a condition of the trigger: that is read anew for each statement, and made a row that is inserted alone a
+-- twelfth dearer (measured).
+CREATE FUNCTION homing_mail_check() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE check_violation USING MESSAGE = TG_ARGV[0];
+    IF NEW.claim_seq NOT BETWEEN 0 AND 9007199254740992
+       OR least(NEW.rescue_count, NEW.defer_count) < 0
+       OR greatest(NEW.retry_count, NEW.rescue_count, NEW.defer_count) > 1000000
+    THEN
+        RAISE check_violation USING MESSAGE =
+            'claim_seq, retry_count, rescue_count and defer_count are kept by Homing; leave them out';
+    END IF;
+    RETURN NEW;
 END
 $$;
-
-CREATE TRIGGER homing_mail_counters BEFORE INSERT ON mail_outbox FOR EACH ROW
-    WHEN (NEW.claim_seq NOT BETWEEN 0 AND 9007199254740992 OR NEW.retry_count > 1000000
-          OR NEW.rescue_count NOT BETWEEN 0 AND 1000000 OR NEW.defer_count NOT BETWEEN 0 AND 1000000)
-    EXECUTE FUNCTION homing_mail_refuse(
-        'claim_seq, retry_count, rescue_count and defer_count are kept by Homing; leave them out');
+CREATE TRIGGER homing_mail_counters BEFORE INSERT ON mail_outbox FOR EACH ROW EXECUTE FUNCTION homing_mail_check();
