@@ -86,6 +86,14 @@ async def test_in_sqlite_words_are_no_numbers(sqlite_url: str) -> None:
             await insert(lane, "dispatch_job", position=BIGINT)
 
 
+async def test_in_sqlite_nobody_takes_the_last_id(sqlite_url: str) -> None:
+    async with bench(sqlite_url) as lane:
+        for table in COUNTED:
+            with pytest.raises(Refused, match=KEPT):
+                await insert(lane, table, id=BIGINT)
+            assert await insert(lane, table)
+
+
 async def test_what_a_producer_may_count_is_taken(lane: Bench) -> None:
     """A row that is copied from another database brings what it has been through."""
     for table, columns in COUNTED.items():

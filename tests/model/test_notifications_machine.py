@@ -349,7 +349,7 @@ def test_notifications_are_what_the_model_says(database_url: str) -> None:
         ("settle", "n.claim_seq = b.fence AND ", ""),
         # Either of the two tells a foreign worker's lock from ours, so both have to go.
         ("settle", "n.locked_by = :owner AND n.locked_at = n.lock_written_at AND ", ""),
-        ("settle", "max(0, CAST(coalesce(n.fanout_attempts, 0) AS INTEGER)) + b.charged", "1"),
+        ("settle", "max(0, CAST(coalesce(n.fanout_attempts, 0) AS INTEGER)), 30000) + b.charged", "1, 1)"),
         ("claim", "SET claim_seq", "SET fanout_attempts = fanout_attempts + 1, claim_seq"),
         (
             "claim",
