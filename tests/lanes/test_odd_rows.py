@@ -264,6 +264,22 @@ async def test_a_mail_that_another_program_took_at_the_end_of_time(postgres_url:
         assert (await lane.row(lost))["status"] == "sent"
 
 
+@pytest.mark.parametrize("time", TIMES)
+async def test_how_old_the_oldest_is_can_be_asked(postgres_url: str, time: str) -> None:
+    async with bench(postgres_url) as lane:
+        await insert(lane, "mail_outbox", created_at=f"'{time}'")
+        await insert(lane, "email_log", created_at=f"'{time}'", next_attempt_at="NULL")
+        assert await lane.outbox.oldest_due() >= 0
+        assert await lane.homing.emails.oldest_due() >= 0
+    async with notification_bench(postgres_url) as notices:
+        id = await notices.notification()
+        await notices.other.sql(
+            f"UPDATE open_event_notifications SET created_at = '{time}' "
+            f"WHERE notification_id = {id} RETURNING 1 AS one"
+        )
+        assert await notices.notifications.oldest_due() >= 0
+
+
 async def test_in_sqlite_words_are_no_times(sqlite_url: str) -> None:
     async with bench(sqlite_url) as lane:
         ids = [

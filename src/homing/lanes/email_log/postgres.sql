@@ -429,6 +429,7 @@ FROM (
      ORDER BY coalesce(next_attempt_at, created_at)
      LIMIT 1)
 ) AS due
+WHERE isfinite(due_at)
 
 -- fragment: ended
 greatest(e.created_at, e.sent_at, e.last_attempt_at, e.last_queued_at, e.announced_at)

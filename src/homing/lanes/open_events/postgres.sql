@@ -454,7 +454,7 @@ FROM (
      ORDER BY notification_id
      LIMIT 1)
 ) AS firsts
-WHERE since IS NOT NULL
+WHERE isfinite(since)
 ORDER BY since
 LIMIT 1
 
