@@ -6,7 +6,8 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 
 -- fragment: lease
 -- Never a whole second: that is what another program writes by datetime(), and a lock like ours would be taken for ours.
-substr(strftime('%Y-%m-%dT%H:%M:%f', 'now', printf('%+.3f seconds', :lease_seconds)), 1, 22) || '7Z'
+-- Nor longer than a lease.
+substr(strftime('%Y-%m-%dT%H:%M:%f', 'now', printf('%+.3f seconds', :lease_seconds - 0.01)), 1, 22) || '7Z'
 
 -- fragment: bytes
 (coalesce(length(CAST(body AS BLOB)), 0) + coalesce(length(CAST(html_body AS BLOB)), 0)
