@@ -5,7 +5,7 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 
 -- fragment: lease
 -- Never a whole second: that is what another program writes by datetime(), and a lock like ours would be taken for ours.
-substr(strftime('%Y-%m-%dT%H:%M:%f', 'now', printf('%+.3f seconds', :lease_seconds)), 1, 22) || '7Z'
+substr(strftime('%Y-%m-%dT%H:%M:%f', 'now', printf('%+.3f seconds', :lease_seconds - 0.01)), 1, 22) || '7Z'
 
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count AS attempts, publish_failures AS deferrals, NULL AS age, traceparent,
