@@ -19,7 +19,7 @@ import pytest
 from tests.jobs import JobBench, job_bench
 
 from homing.testing.http_sink import HttpSink, SinkRequest
-from homing.testing.smtp_sink import SmtpSink
+from homing.testing.smtp_sink import SinkSettings, SmtpSink
 
 FULL = bool(os.environ.get("HOMING_TEST_FULL"))
 MIB = 1024 * 1024
@@ -111,3 +111,60 @@ async def test_large_messages_by_the_hundred_fit_into_little_memory(
         assert (await lane.jobs.counts())["COMPLETED"] == WEBHOOKS
         assert (await lane.homing.outbox.counts())["sent"] == MAILS
     assert most <= LIMIT
+
+
+#: What becomes much of a claim. Of what it keeps in kilobytes PostgreSQL writes out megabytes.
+SAYS_LITTLE = {
+    "postgres": {
+        "variables": "(SELECT jsonb_build_object('a', jsonb_agg(1e308::numeric))"
+        " FROM generate_series(1, 20000))",
+        "headers": "jsonb_build_object('X-A', repeat('a', 4000000))",
+        "bcc_address": "repeat(' ', 16000000)",
+    },
+    "sqlite": {
+        "headers": "json_object('X-A', replace(hex(zeroblob(2000000)), '0', 'a'))",
+        "bcc_address": "replace(hex(zeroblob(8000000)), '0', ' ')",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "column"),
+    [(dialect, column) for dialect, columns in SAYS_LITTLE.items() for column in columns],
+)
+async def test_mails_that_are_larger_than_they_look_fit_into_little_memory(
+    request: pytest.FixtureRequest, dialect: str, column: str, tmp_path: Path
+) -> None:
+    url = request.getfixturevalue(f"{dialect}_url")
+    async with SmtpSink(SinkSettings(keep_data=False)) as mails, job_bench(url) as lane:
+        # As many as are more than the limit, were they all claimed at once.
+        heavy = (3 if FULL else 1) * (80 if column == "variables" else 25)
+        for _ in range(heavy):
+            await lane.sql(
+                f"INSERT INTO mail_outbox (to_address, subject, text_body, {column})"
+                f" VALUES ('ann@example.org', 'heavy', 'hello', {SAYS_LITTLE[dialect][column]}) RETURNING id"
+            )
+        await asyncio.to_thread(work_once, tmp_path, url, f"smtp://127.0.0.1:{mails.port}?tls=none")
+        assert (await lane.homing.outbox.counts())["sent"] == heavy
+
+
+@pytest.mark.parametrize("numbers", [1_200, 9_000], ids=["150 MiB", "more than PostgreSQL writes out"])
+async def test_a_mail_that_is_too_large_for_any_attempt_fails_and_keeps_nobody(
+    postgres_url: str, numbers: int, tmp_path: Path
+) -> None:
+    """Two kilobytes in the table."""
+    async with SmtpSink() as mails, job_bench(postgres_url) as lane:
+        (row,) = await lane.sql(
+            "INSERT INTO mail_outbox (to_address, subject, text_body, variables)"
+            " SELECT 'ann@example.org', 'bomb', 'a', jsonb_build_object('a', jsonb_agg(1e131071::numeric))"
+            f" FROM generate_series(1, {numbers}) RETURNING id"
+        )
+        await lane.sql(
+            "INSERT INTO mail_outbox (to_address, subject, text_body)"
+            " VALUES ('bob@example.org', 'next', 'b') RETURNING id"
+        )
+        await asyncio.to_thread(work_once, tmp_path, postgres_url, f"smtp://127.0.0.1:{mails.port}?tls=none")
+        assert [mail.recipients for mail in mails.mails] == [("bob@example.org",)]
+        (bomb,) = await lane.sql("SELECT status, last_error FROM mail_outbox WHERE id = :id", id=row["id"])
+        assert bomb["status"] == "failed"
+        assert "message_too_large: it has more than 128 MiB" in bomb["last_error"]

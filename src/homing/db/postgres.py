@@ -266,7 +266,7 @@ def _translate_state(error: asyncpg.PostgresError, url: str) -> DatabaseError:
         return MissingValue(f"{error.table_name}.{error.column_name}")
     if state[:2] in {"08", "28", "53", "57"} or state == "3D000":
         return Unreachable(f"cannot use PostgreSQL at {redact(url)}: {message}")
-    if state[:2] in {"22", "23"}:
+    if state[:2] in {"22", "23", "54"}:
         return Refused(f"{message} (SQLSTATE {state})")
     return DatabaseError(f"{message} (SQLSTATE {state})")
 

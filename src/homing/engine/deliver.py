@@ -20,18 +20,31 @@ from typing import Any, TypeAlias
 
 from homing.engine.flight import Flight
 from homing.engine.lane import Lane
-from homing.engine.model import Claim, Complete, Failure, Monotonic, Outcome, Rand, Retry, Settlement
+from homing.engine.model import (
+    Claim,
+    Complete,
+    Failure,
+    Monotonic,
+    Outcome,
+    Rand,
+    Reject,
+    Retry,
+    Settlement,
+)
 from homing.engine.policy import decide
 from homing.engine.renew import Renewer
 from homing.engine.room import Room
 from homing.engine.settle import Settler
-from homing.errors import DatabaseError
+from homing.errors import DatabaseError, Refused
 from homing.telemetry import Telemetry, stack_trace
 
 #: Seconds that a stop waits for settlements when the grace time is over.
 _LAST_SETTLE = 2.0
 #: A stop does not wait longer for a database that is silent.
 _LONGEST_RELEASE = 5.0
+#: Bytes of a message that is attempted however little room there is. One that is larger, and does not fit
+#: into the room either, would end the process before anybody took it.
+LARGEST = 128 * 1024 * 1024
 #: The size of a large message, where the claim could only guess.
 Weigh: TypeAlias = Callable[[Claim[Any]], Awaitable[int]]
 #: With whom a large message shares what it may take of the room.
@@ -143,9 +156,17 @@ class Deliverer:
     async def _deliver_large(self, flight: Flight) -> None:
         claim = flight.claim
         size = claim.size
-        # A database that is away is away for the attempt, too, which tells of it.
-        with suppress(DatabaseError):
+        try:
             size = await self._weigh(claim) if self._weigh is not None else size
+        except Refused:
+            # More than the database can write out.
+            size = sys.maxsize + 1
+        except DatabaseError:
+            # That is away for the attempt, too, which tells of it.
+            pass
+        if size > (most := max(self._large.limit, LARGEST)):
+            self._conclude(flight, _too_large(most), self._monotonic())
+            return
         async with self._large.take(self._party(claim) if self._party else self.lane.name, size):
             await self._deliver(flight)
 
@@ -154,7 +175,9 @@ class Deliverer:
         if (started := self._monotonic()) >= flight.until:
             self._lose(flight)
             return
-        outcome = await self._attempt(flight.claim)
+        self._conclude(flight, await self._attempt(flight.claim), started)
+
+    def _conclude(self, flight: Flight, outcome: Outcome, started: float) -> None:
         flight.ended(outcome, started, self._monotonic())
         policy = self.lane.policy_of(flight.claim)
         flight.settlement = decide(policy, flight.claim, outcome, self._rand, flight.millis)
@@ -289,3 +312,8 @@ class Deliverer:
                 self._telemetry.log.warning("release.failed", lane=self.lane.name, error=reason)
         for flight in flights:
             self._forget(flight, None)
+
+
+def _too_large(most: int) -> Outcome:
+    reason = f"it has more than {most // 2**20} MiB; send a link to what is so large, or raise bytes_at_once"
+    return Reject(Failure("message_too_large", reason))

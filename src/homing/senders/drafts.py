@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +18,10 @@ from homing.senders.mail import MailMessage
 from homing.senders.mime import Unassemblable, assemble
 
 _MOST_RECIPIENTS = 1000
+#: Bytes of all names and values. A server that takes mails reads no longer ones, and each claim would.
+_LARGEST_HEADERS = 64 * 1024
+#: PostgreSQL writes a number out: an array of 1e308 becomes fifty times as long as it was when it came.
+_SMALLEST, _GREATEST = 1e-40, 1e40
 #: The escape of a NUL, as against the text of one after a backslash of its own.
 _NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 #: What the sender calls a field, and what the API does.
@@ -52,6 +57,27 @@ def check_texts(request: Struct) -> None:
         raise InvalidRequest("a text contains a NUL character, which no database keeps")
 
 
+def check_numbers(field: str, given: Mapping[str, Any] | None) -> None:
+    for number in _floats(given or {}):
+        if number and not _SMALLEST <= abs(number) <= _GREATEST:
+            bounds = f"between {_SMALLEST} and {_GREATEST}"
+            raise InvalidRequest(f"{field}: a number must be {bounds}; send any other as a text", field)
+
+
+def _floats(given: Any) -> Iterator[float]:
+    # Not by recursion: it may be as deep as the decoder allows.
+    pending = [iter((given,))]
+    while pending:
+        for one in pending[-1]:
+            if isinstance(one, float):
+                yield one
+            elif isinstance(one, dict | list):
+                pending.append(iter(one.values() if isinstance(one, dict) else one))
+                break
+        else:
+            pending.pop()
+
+
 def check_draft(
     *,
     subject: str,
@@ -60,6 +86,8 @@ def check_draft(
     unsubscribe_url: str | None,
 ) -> None:
     """Everything that can be wrong with the mail itself; addresses and bodies are judged elsewhere."""
+    if headers and sum(len(part.encode()) for pair in headers.items() for part in pair) > _LARGEST_HEADERS:
+        raise InvalidRequest("headers: must have at most 65,536 bytes in all, with their names", "headers")
     draft = MailMessage(
         message_id="<draft@localhost>",
         date=_SOME_DATE,

@@ -11,12 +11,18 @@ from msgspec.structs import replace
 
 from homing.db import Row
 from homing.db.plain import plain
-from homing.engine.model import Delivered, Failure, Outcome, Reject, Retry
+from homing.engine.model import Delivered, Failure, Outcome, Reject, Retry, Skip
 from homing.senders.compose import Envelope, Problem, StoredMail, compose, envelope_of
 from homing.senders.mail import MailSender, SendErrorCode, SendResult, Verdict
 from homing.senders.templates import TakesLong, Templates
 
 _ACCEPTED = Verdict("accepted")
+_DELETED = Skip(Failure("deleted", "the mail was deleted"))
+#: What does not come with the claim of a large mail.
+_APART = (
+    "from_address", "to_address", "cc_address", "bcc_address", "reply_to", "subject",
+    "text_body", "html_body", "variables", "headers", "recipients",
+)  # fmt: skip
 
 
 class Report(Struct, frozen=True, gc=False):
@@ -30,7 +36,7 @@ class Report(Struct, frozen=True, gc=False):
 class ClaimedMail(StoredMail, Protocol):
     @property
     def size(self) -> int:
-        """Other than 0 where the bodies and the variables did not come with the claim."""
+        """Other than 0 where something did not come with the claim."""
 
 
 class Mailing:
@@ -48,16 +54,18 @@ class Mailing:
         return self._sender.usable()
 
     async def attempt(self, mail: ClaimedMail, read_parts: Callable[[], Awaitable[Row | None]]) -> Outcome:
-        envelope = envelope_of(mail)
+        whole, attachments = mail, None
+        if mail.size or mail.has_attachments:
+            if (parts := await read_parts()) is None:
+                return _DELETED
+            attachments = parts["attachments"]
+            apart = {name: parts[name] for name in _APART}
+            whole = replace(mail, **apart)  # type: ignore[type-var]  # both lanes have a Struct
+        envelope = envelope_of(whole)
         if isinstance(envelope, Problem):
             return _refusal(envelope)
         if not envelope.open:
             return conclude(envelope, envelope.verdicts, None)
-        whole, attachments = mail, None
-        if (mail.size or mail.has_attachments) and (parts := await read_parts()) is not None:
-            attachments = parts["attachments"]
-            bodies = {name: parts[name] for name in ("text_body", "html_body", "variables")}
-            whole = replace(mail, **bodies)  # type: ignore[type-var]  # both lanes have a Struct
         given = (whole, envelope, self._templates, self._default_sender, attachments)
         try:
             message = compose(*given, hurried=True)

@@ -76,3 +76,31 @@ async def test_a_job_that_is_deleted_while_it_waits_for_room_is_not_sent(databas
         lane.deliverer.take([claim], until=asyncio.get_running_loop().time() + 60)
         await lane.deliverer.finished()
         assert sink.count == 0
+
+
+async def test_headers_that_no_server_takes_do_not_come_with_the_claim(database_url: str) -> None:
+    async with HttpSink() as sink, job_bench(database_url) as lane:
+        wide, deep, fits = await lane.create(sink.url, 3, headers={"X-First": "1"})
+        await lane.tables.add_header(wide, "X-Wide", "a" * 2 * MIB)
+        for number in range(5):
+            await lane.tables.add_header(deep, f"X-{number}", "a" * 16_000)
+            await lane.tables.add_header(fits, f"X-{number}", "a" * 1_000)
+        claims = {claim.id: claim for claim in await lane.claim()}
+        assert [claims[id].item.headers for id in (wide, deep)] == ["", ""]
+        await lane.jobs.release(list(claims.values()))
+        await lane.run_until_idle()
+        assert await lane.states([wide, deep, fits]) == ["ERROR", "ERROR", "COMPLETED"]
+        assert "no server takes them" in (await lane.row(wide))["last_error"]
+        (request,) = sink.requests
+        assert [request.header(f"X-{number}") for number in range(5)] == ["a" * 1_000] * 5
+
+
+async def test_a_trace_that_is_none_does_not_come_with_the_claim(database_url: str) -> None:
+    async with HttpSink() as sink, job_bench(database_url) as lane:
+        (id,) = await lane.create(sink.url)
+        await lane.change(id, traceparent="a" * MIB, tracestate="b" * MIB)
+        (claim,) = await lane.claim()
+        assert len(claim.traceparent or "") + len(claim.item.tracestate or "") < 1024
+        await lane.jobs.release([claim])
+        await lane.run_until_idle()
+        assert await lane.states([id]) == ["COMPLETED"]

@@ -41,7 +41,7 @@ class Job(Struct, frozen=True, gc=False):
     ordered_group: str | None
     type: str
     source: str
-    #: JSON: pairs of name and value.
+    #: JSON: pairs of name and value. Empty where they are more than any server takes.
     headers: str | None
     #: What other tracing systems want to know beside the claim's `traceparent`.
     tracestate: str | None = None

@@ -36,6 +36,9 @@ from homing.tracing import TRACEPARENT, Tracing
 
 _TEST_EVENT = '{"type":"homing.test","data":{"message":"A test event: nothing has happened."}}'
 _EXPIRED = Failure("expired", "expired before it could be delivered")
+_HEADERS_TOO_LARGE = Failure(
+    "headers_too_large", "its headers are more than 1,000, or have more than 64 KiB; no server takes them"
+)
 _BUSY = Failure("target_busy", "the target was still busy with others")
 _CLOSED = Failure("target_closed", "the target asked for a pause, or keeps failing")
 
@@ -159,6 +162,8 @@ class DispatchJobsLane:
         job = claim.item
         if job.expired:
             return _EXPIRED
+        if job.headers == "":
+            return _HEADERS_TOO_LARGE
         if job.protocol != PROTOCOL:
             return Failure(
                 "unknown_protocol", f"unknown protocol {job.protocol!r}; {PROTOCOL} is the only one"

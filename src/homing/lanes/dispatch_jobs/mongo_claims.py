@@ -51,11 +51,16 @@ _ALSO_READ = (
     "traceparent", "tracestate", "protocol",
 )  # fmt: skip
 _BYTES = {"$strLenBytes": "$payload"}
+_HAS_TRACE = {"$lte": [{"$bsonSize": {"of": "$traceparent", "more": "$tracestate"}}, 1024]}
 _READ_FOR_CLAIM: Mapping[str, Any] = {
     **dict.fromkeys((*_AS_CLAIMED, *_ALSO_READ), 1),
     # What is large is read for the attempt.
     "payload": {"$cond": [{"$lte": [_BYTES, 16384]}, "$payload", None]},
     "size": {"$cond": [{"$lte": [_BYTES, 16384]}, 0, _BYTES]},
+    # A text, and an empty one, is for more than any server takes.
+    "headers": {"$cond": [{"$lte": [{"$bsonSize": {"all": "$headers"}}, 65536]}, "$headers", ""]},
+    "traceparent": {"$cond": [_HAS_TRACE, "$traceparent", None]},
+    "tracestate": {"$cond": [_HAS_TRACE, "$tracestate", None]},
 }
 
 
@@ -361,7 +366,7 @@ def _claimed(document: Document) -> dict[str, Any]:
         "ordered_group": ordered_group(document),
         "type": document["type"],
         "source": document["source"],
-        "headers": header_pairs(document),
+        "headers": "" if document.get("headers") == "" else header_pairs(document),
         "tracestate": document.get("tracestate"),
         "protocol": document["protocol"],
         "size": document["size"],

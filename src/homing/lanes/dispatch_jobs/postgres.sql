@@ -4,16 +4,20 @@
 
 -- fragment: claimed
 o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.defer_count AS deferrals,
-    date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.scheduled_for)) AS age, o.traceparent,
+    date_part('epoch', now()) - date_part('epoch', greatest(o.created_at, o.scheduled_for)) AS age,
+    left(o.traceparent, 200) AS traceparent,
     o.next_attempt_at AS due_at, o.expires_at <= now() AS expired, o.target, o.target_url,
     -- What is large is read for the attempt. To ask for the length of a text reads none of it.
     CASE WHEN octet_length(o.payload) <= 16384 THEN o.payload END AS payload,
     o.payload_content_type, o.credentials_id, o.max_retries, o.retry_strategy, o.timeout_seconds,
     CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type, o.source,
+    -- An empty text is for more than any server takes; these are not put together.
     CASE WHEN o.has_headers THEN (
-        SELECT json_agg(json_build_array(h.header_name, h.header_value))::text
-        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = o.id) END AS headers,
-    o.tracestate, o.protocol, CASE WHEN octet_length(o.payload) <= 16384 THEN 0 ELSE octet_length(o.payload) END AS size
+        SELECT CASE WHEN count(*) > 1000 OR sum(octet_length(given.header_name) + octet_length(given.header_value)) > 65536 THEN ''
+                    ELSE (json_agg(json_build_array(given.header_name, given.header_value)) FILTER (WHERE octet_length(given.header_value) <= 65536))::text END
+        FROM (SELECT header_name, header_value FROM dispatch_job_headers
+              WHERE dispatch_job_id = o.id LIMIT 1001) AS given) END AS headers,
+    left(o.tracestate, 600) AS tracestate, o.protocol, CASE WHEN octet_length(o.payload) <= 16384 THEN 0 ELSE octet_length(o.payload) END AS size
 
 -- fragment: real_error
 -- Without the reason that stands before it, where the job had ended so already.

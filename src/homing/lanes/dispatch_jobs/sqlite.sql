@@ -15,15 +15,17 @@ max(0, CAST(round((julianday('now') - julianday(max(dispatch_job.created_at, coa
 
 -- fragment: claimed
 id, claim_seq AS fence, attempt_count - attempts_before AS attempts, defer_count AS deferrals,
-    (julianday('now') - julianday(max(created_at, coalesce(scheduled_for, '')))) * 86400.0 AS age, traceparent,
+    (julianday('now') - julianday(max(created_at, coalesce(scheduled_for, '')))) * 86400.0 AS age, substr(traceparent, 1, 200) AS traceparent,
     next_attempt_at AS due_at, expires_at <= {now} AS expired, target, target_url,
     CASE WHEN length(payload) <= 16384 THEN payload END AS payload,
     payload_content_type, credentials_id, max_retries, retry_strategy, timeout_seconds,
     CASE ordering WHEN 'group' THEN group_id END AS ordered_group, type, source,
     CASE WHEN has_headers THEN (
-        SELECT json_group_array(json_array(h.header_name, h.header_value))
-        FROM dispatch_job_headers AS h WHERE h.dispatch_job_id = dispatch_job.id) END AS headers,
-    tracestate, protocol, CASE WHEN length(payload) <= 16384 THEN 0 ELSE {bytes} END AS size
+        SELECT CASE WHEN count(*) > 1000 OR sum(length(given.header_name) + length(given.header_value)) > 65536 THEN ''
+                    ELSE json_group_array(json_array(given.header_name, given.header_value)) FILTER (WHERE length(given.header_value) <= 65536) END
+        FROM (SELECT header_name, header_value FROM dispatch_job_headers
+              WHERE dispatch_job_id = dispatch_job.id LIMIT 1001) AS given) END AS headers,
+    substr(tracestate, 1, 600) AS tracestate, protocol, CASE WHEN length(payload) <= 16384 THEN 0 ELSE {bytes} END AS size
 
 -- fragment: bytes
 -- To count characters copies nothing.

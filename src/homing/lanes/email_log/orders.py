@@ -21,7 +21,14 @@ from homing.lanes.email_log.log import EmailLog, new_token
 from homing.lanes.email_log.queues import LONGEST_KEY
 from homing.lanes.email_log.view import check_plain, email_id
 from homing.senders.compose import StoredAttachment
-from homing.senders.drafts import check_draft, check_texts, checked_address, checked_recipients, fingerprint
+from homing.senders.drafts import (
+    check_draft,
+    check_numbers,
+    check_texts,
+    checked_address,
+    checked_recipients,
+    fingerprint,
+)
 from homing.telemetry import Telemetry
 
 #: An order is answered when its message is in the queue, or after this long: the row is written by then, and
@@ -140,6 +147,7 @@ def _check_content(request: EmailRequest) -> None:
         raise InvalidRequest("body: an email needs a body, an html or a template", "body")
     check_plain("messageKey", request.messageKey)
     check_texts(request)
+    check_numbers("variables", request.variables)
     check_draft(
         subject=request.subject,
         headers=request.headers,

@@ -6,25 +6,47 @@
 -- RetryQueued, or Pending and locked without a last_queued_at: then its creator publishes it.
 
 -- fragment: bytes
--- As for mail_outbox.
-(coalesce(octet_length(e.body), 0) + coalesce(octet_length(e.html_body), 0)
-    + coalesce(10 * pg_column_size(e.variables), 0))
+-- As for mail_outbox: what a claim would bring. The length of a text is known without reading it.
+({text_bytes}
+    + CASE WHEN coalesce(e.variables, e.headers, e.recipients) IS NULL THEN 0 ELSE {json_bytes} END)
 
--- fragment: small_parts
-CASE WHEN octet_length(e.body) <= 65536 THEN e.body END AS text_body,
-    CASE WHEN octet_length(e.html_body) <= 65536 THEN e.html_body END AS html_body, e.template,
-    CASE WHEN 10 * pg_column_size(e.variables) <= 65536 THEN e.variables END AS variables
+-- fragment: text_bytes
+-- Several values of a GiB are more than an integer holds.
+0::bigint + coalesce(octet_length(e.to_address), 0) + coalesce(octet_length(e.cc_address), 0)
+    + coalesce(octet_length(e.bcc_address), 0) + coalesce(octet_length(e.reply_to), 0)
+    + coalesce(octet_length(e.from_address), 0) + coalesce(octet_length(e.subject), 0)
+    + coalesce(octet_length(e.body), 0) + coalesce(octet_length(e.html_body), 0)
 
--- fragment: size
-CASE WHEN {bytes} > 65536 OR pg_column_size(e.attachments) > 2000
-     THEN {bytes} + coalesce(10 * pg_column_size(e.attachments), 0) ELSE 0 END
+-- fragment: json_bytes
+-- That of JSON is not: it is compressed, and a number of 100,000 digits takes a dozen bytes. What may be long is not
+-- even written out to be weighed, so that nobody makes a claim take long: it counts for so much that it will be weighed.
+-- Few bytes hold few such numbers; of more, none may be one.
+CASE WHEN coalesce(pg_column_size(e.variables), 0) + coalesce(pg_column_size(e.headers), 0)
+          + coalesce(pg_column_size(e.recipients), 0) > 6553 THEN 1000000
+     ELSE (SELECT CASE WHEN pg_column_size(whole) > 16384
+                         OR pg_column_size(whole) > 512 AND whole @@ '$.** > 1e40 || $.** < -1e40'
+                       THEN 1000000 ELSE octet_length(whole::text) END
+           FROM (SELECT jsonb_build_array(e.variables, e.headers, e.recipients) AS whole OFFSET 0) AS json) END
 
 -- fragment: claimed
+-- Of a large email only what it is known by: all else is read for the attempt.
 e.id, e.claim_seq AS fence, e.attempt_count AS attempts, e.defer_count AS deferrals,
-    date_part('epoch', now()) - date_part('epoch', e.created_at) AS age, e.traceparent, coalesce(e.next_attempt_at, e.created_at) AS due_at,
-    e.message_key, e.last_attempt_at, e.from_address, e.to_address, e.cc_address, e.bcc_address, e.reply_to, e.subject,
-    {small_parts}, e.locale, e.headers,
-    e.attachments IS NOT NULL AS has_attachments, e.unsubscribe_url, e.token, e.recipients, {size} AS size
+    date_part('epoch', now()) - date_part('epoch', e.created_at) AS age, left(e.traceparent, 200) AS traceparent,
+    coalesce(e.next_attempt_at, e.created_at) AS due_at, e.message_key, e.last_attempt_at,
+    CASE {fits} e.from_address END AS from_address, CASE {fits} e.to_address END AS to_address,
+    CASE {fits} e.cc_address END AS cc_address, CASE {fits} e.bcc_address END AS bcc_address,
+    CASE {fits} e.reply_to END AS reply_to, CASE {fits} e.subject END AS subject, CASE {fits} e.body END AS text_body,
+    CASE {fits} e.html_body END AS html_body, left(e.template, 300) AS template, CASE {fits} e.variables END AS variables,
+    left(e.locale, 100) AS locale, CASE {fits} e.headers END AS headers, e.attachments IS NOT NULL AS has_attachments,
+    left(e.unsubscribe_url, 3000) AS unsubscribe_url, left(e.token, 300) AS token,
+    CASE {fits} e.recipients END AS recipients, {size} AS size
+
+-- fragment: fits
+WHEN f.bytes <= 65536 THEN
+
+-- fragment: size
+CASE WHEN f.bytes <= 65536 AND coalesce(pg_column_size(e.attachments), 0) <= 2000
+     THEN 0 ELSE f.bytes + coalesce(10::bigint * pg_column_size(e.attachments), 0) END
 
 -- fragment: listed
 id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
@@ -63,12 +85,12 @@ WITH wanted AS MATERIALIZED (
     FROM json_to_recordset(:batch::json) AS b(id bigint, key text, again boolean)
     GROUP BY b.id, b.key
 ), free AS MATERIALIZED (
-    SELECT id, message_key,
+    SELECT id, message_key, {bytes} AS bytes,
         locked_until IS NOT NULL AND NOT {ours} AND {a_senders} IS NOT TRUE AS to_the_first,
         CASE WHEN locked_until IS NULL THEN status <> 'Failed'
              WHEN {ours} THEN status = 'RetryQueued' OR last_queued_at IS NULL
              ELSE locked_until < now() END AS to_all
-    FROM email_log
+    FROM email_log AS e
     WHERE id = ANY (ARRAY(SELECT id FROM wanted))
       AND message_key = ANY (ARRAY(SELECT key FROM wanted))
       AND attempt_count < :max_attempts
@@ -76,7 +98,7 @@ WITH wanted AS MATERIALIZED (
     ORDER BY id
     FOR UPDATE
 ), mine AS (
-    SELECT free.id FROM free JOIN wanted ON wanted.id = free.id AND wanted.key = free.message_key
+    SELECT free.id, free.bytes FROM free JOIN wanted ON wanted.id = free.id AND wanted.key = free.message_key
     WHERE free.to_all OR free.to_the_first AND NOT wanted.again
 )
 UPDATE email_log AS e
@@ -95,8 +117,8 @@ SET status = 'Pending',
     locked_until = now() + make_interval(secs => :lease_seconds),
     leased_until = now() + make_interval(secs => :lease_seconds),
     leased_claim = e.claim_seq + 1
-FROM mine
-WHERE e.id = mine.id
+FROM mine AS f
+WHERE e.id = f.id
 RETURNING {claimed}
 
 -- name: states
@@ -109,8 +131,8 @@ WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 -- name: claim_lost
 -- Rows that lost their worker for the fourth time and more: taken over, to be charged by the policy.
 WITH lost AS MATERIALIZED (
-    SELECT id
-    FROM email_log
+    SELECT id, {bytes} AS bytes
+    FROM email_log AS e
     WHERE {ours} AND status = 'Pending' AND last_queued_at IS NOT NULL
       AND locked_until < now() AND rescue_count >= 3
     ORDER BY id
@@ -124,8 +146,8 @@ SET claim_seq = e.claim_seq + 1,
     locked_until = now() + make_interval(secs => :lease_seconds),
     leased_until = now() + make_interval(secs => :lease_seconds),
     leased_claim = e.claim_seq + 1
-FROM lost
-WHERE e.id = lost.id
+FROM lost AS f
+WHERE e.id = f.id
 RETURNING {claimed}
 
 -- fragment: held
@@ -252,12 +274,15 @@ WHERE e.id = taken.id
 RETURNING e.id
 
 -- name: weigh
-SELECT coalesce(octet_length(body), 0) + coalesce(octet_length(html_body), 0)
-    + coalesce(octet_length(variables::text), 0) + coalesce(octet_length(attachments::text), 0) AS size
-FROM email_log WHERE id = :id
+SELECT {text_bytes}
+    + coalesce(octet_length(e.variables::text), 0) + coalesce(octet_length(e.headers::text), 0)
+    + coalesce(octet_length(e.recipients::text), 0) + coalesce(octet_length(e.attachments::text), 0) AS size
+FROM email_log AS e WHERE e.id = :id
 
 -- name: parts
-SELECT body AS text_body, html_body, variables, attachments FROM email_log WHERE id = :id
+SELECT from_address, to_address, cc_address, bcc_address, reply_to, subject, body AS text_body, html_body,
+    variables, headers, recipients, attachments
+FROM email_log WHERE id = :id
 
 -- name: enqueue
 -- Keys first: whoever gets one may write the row. Sorted: two batches with the same keys in opposite orders would

@@ -10,26 +10,41 @@ strftime('%Y-%m-%dT%H:%M:%fZ', 'now')
 substr(strftime('%Y-%m-%dT%H:%M:%f', 'now', printf('%+.3f seconds', :lease_seconds - 0.01)), 1, 22) || '7Z'
 
 -- fragment: bytes
-(coalesce(length(CAST(body AS BLOB)), 0) + coalesce(length(CAST(html_body AS BLOB)), 0)
-    + coalesce(length(CAST(variables AS BLOB)), 0))
+(ifnull(length(CAST(from_address AS BLOB)), 0) + ifnull(length(CAST(to_address AS BLOB)), 0) +
+    ifnull(length(CAST(cc_address AS BLOB)), 0) + ifnull(length(CAST(bcc_address AS BLOB)), 0) +
+    ifnull(length(CAST(reply_to AS BLOB)), 0) + ifnull(length(CAST(subject AS BLOB)), 0) +
+    ifnull(length(CAST(headers AS BLOB)), 0) + ifnull(length(CAST(recipients AS BLOB)), 0) + ifnull(length(CAST(body
+    AS BLOB)), 0) + ifnull(length(CAST(html_body AS BLOB)), 0) + ifnull(length(CAST(variables AS BLOB)), 0) +
+    ifnull(length(CAST(attachments AS BLOB)), 0))
 
--- fragment: small_parts
-CASE WHEN length(body) <= 65536 THEN body END AS text_body,
-    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, template,
-    CASE WHEN length(variables) <= 65536 THEN variables END AS variables
+-- fragment: about
+-- Characters of what is not its content. To count them copies nothing.
+(ifnull(length(from_address), 0) + ifnull(length(to_address), 0) + ifnull(length(cc_address), 0) +
+    ifnull(length(bcc_address), 0) + ifnull(length(reply_to), 0) + ifnull(length(subject), 0) +
+    ifnull(length(headers), 0) + ifnull(length(recipients), 0))
 
 -- fragment: size
--- To count characters copies nothing.
-CASE WHEN ifnull(length(body), 0) + ifnull(length(html_body), 0) + ifnull(length(variables), 0)
-        + ifnull(length(attachments), 0) > 65536
-     THEN {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) ELSE 0 END
+CASE WHEN {about} > 16384 OR {about} + ifnull(length(body), 0) + ifnull(length(html_body), 0)
+        + ifnull(length(variables), 0) + ifnull(length(attachments), 0) > 65536
+     THEN {bytes} ELSE 0 END
 
 -- fragment: claimed
+-- As on PostgreSQL, value by value: RETURNING knows nothing but the table.
 id, claim_seq AS fence, attempt_count AS attempts, defer_count AS deferrals,
-    (julianday('now') - julianday(created_at)) * 86400.0 AS age, traceparent,
-    coalesce(next_attempt_at, created_at) AS due_at, message_key, last_attempt_at, from_address, to_address, cc_address, bcc_address, reply_to, subject,
-    {small_parts}, locale, headers,
-    attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients, {size} AS size
+    (julianday('now') - julianday(created_at)) * 86400.0 AS age, substr(traceparent, 1, 200) AS traceparent,
+    coalesce(next_attempt_at, created_at) AS due_at, message_key, last_attempt_at,
+    CASE WHEN length(from_address) <= 16384 THEN from_address END AS from_address,
+    CASE WHEN length(to_address) <= 16384 THEN to_address END AS to_address,
+    CASE WHEN length(cc_address) <= 16384 THEN cc_address END AS cc_address,
+    CASE WHEN length(bcc_address) <= 16384 THEN bcc_address END AS bcc_address,
+    CASE WHEN length(reply_to) <= 16384 THEN reply_to END AS reply_to,
+    CASE WHEN length(subject) <= 16384 THEN subject END AS subject,
+    CASE WHEN length(body) <= 65536 THEN body END AS text_body,
+    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, substr(template, 1, 300) AS template,
+    CASE WHEN length(variables) <= 65536 THEN variables END AS variables, substr(locale, 1, 100) AS locale,
+    CASE WHEN length(headers) <= 16384 THEN headers END AS headers, attachments IS NOT NULL AS has_attachments,
+    substr(unsubscribe_url, 1, 3000) AS unsubscribe_url, substr(token, 1, 300) AS token,
+    CASE WHEN length(recipients) <= 16384 THEN recipients END AS recipients, {size} AS size
 
 -- fragment: listed
 id, message_key, status, attempt_count, next_attempt_at, last_attempt_at, last_queued_at, last_error, dead_reason,
@@ -209,10 +224,12 @@ WHERE email_log.id = taken.id
 RETURNING id
 
 -- name: weigh
-SELECT {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) AS size FROM email_log WHERE id = :id
+SELECT {bytes} AS size FROM email_log WHERE id = :id
 
 -- name: parts
-SELECT body AS text_body, html_body, variables, attachments FROM email_log WHERE id = :id
+SELECT from_address, to_address, cc_address, bcc_address, reply_to, subject, body AS text_body, html_body,
+    variables, headers, recipients, attachments
+FROM email_log WHERE id = :id
 
 -- name: enqueue
 INSERT INTO email_log (

@@ -40,8 +40,8 @@ class Mail(Struct, frozen=True, gc=False):
     unsubscribe_url: str | None
     token: str
     recipients: str | None
-    #: About how many bytes it has when it is large. Bodies and variables may then be None, and are read for
-    #: the attempt.
+    #: About how many bytes it has when it is large. What may be long is None then, and is read for the
+    #: attempt.
     size: int = 0
 
 

@@ -20,6 +20,7 @@ from homing.replies import BatchReply, Verdict, invalid
 from homing.senders.compose import StoredAttachment
 from homing.senders.drafts import (
     check_draft,
+    check_numbers,
     check_texts,
     checked_address,
     checked_recipients,
@@ -212,6 +213,8 @@ def _check_content(request: MailRequest) -> None:
     if request.urgent and request.sendAt is not None:
         raise InvalidRequest("urgent: an urgent mail goes at once, so it cannot have a sendAt", "urgent")
     check_texts(request)
+    check_numbers("variables", request.variables)
+    check_numbers("metadata", request.metadata)
     check_draft(
         subject=request.subject,
         headers=request.headers,

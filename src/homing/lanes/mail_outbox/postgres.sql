@@ -25,26 +25,54 @@ greatest(o.next_attempt_at, '0001-01-02Z'::timestamptz)
  WHERE value ->> 'status' = 'accepted')
 
 -- fragment: bytes
--- The length of a text is known without reading it. JSON may be compressed, by a tenth and more.
-(coalesce(octet_length(o.text_body), 0) + coalesce(octet_length(o.html_body), 0)
-    + coalesce(10 * pg_column_size(o.variables), 0))
+-- What a claim would bring. The length of a text is known without reading it.
+({text_bytes}
+    + CASE WHEN coalesce(o.variables, o.headers, o.recipients) IS NULL THEN 0 ELSE {json_bytes} END)
 
--- fragment: small_parts
-CASE WHEN octet_length(o.text_body) <= 65536 THEN o.text_body END AS text_body,
-    CASE WHEN octet_length(o.html_body) <= 65536 THEN o.html_body END AS html_body, o.template,
-    CASE WHEN 10 * pg_column_size(o.variables) <= 65536 THEN o.variables END AS variables
+-- fragment: text_bytes
+-- Several values of a GiB are more than an integer holds.
+0::bigint + coalesce(octet_length(o.to_address), 0) + coalesce(octet_length(o.cc_address), 0)
+    + coalesce(octet_length(o.bcc_address), 0) + coalesce(octet_length(o.reply_to), 0)
+    + coalesce(octet_length(o.from_address), 0) + coalesce(octet_length(o.subject), 0)
+    + coalesce(octet_length(o.text_body), 0) + coalesce(octet_length(o.html_body), 0)
+
+-- fragment: json_bytes
+-- That of JSON is not: it is compressed, and a number of 100,000 digits takes a dozen bytes. What may be long is not
+-- even written out to be weighed, so that nobody makes a claim take long: it counts for so much that it will be weighed.
+-- Few bytes hold few such numbers; of more, none may be one.
+CASE WHEN coalesce(pg_column_size(o.variables), 0) + coalesce(pg_column_size(o.headers), 0)
+          + coalesce(pg_column_size(o.recipients), 0) > 6553 THEN 1000000
+     ELSE (SELECT CASE WHEN pg_column_size(whole) > 16384
+                         OR pg_column_size(whole) > 512 AND whole @@ '$.** > 1e40 || $.** < -1e40'
+                       THEN 1000000 ELSE octet_length(whole::text) END
+           FROM (SELECT jsonb_build_array(o.variables, o.headers, o.recipients) AS whole OFFSET 0) AS json) END
+
+-- fragment: claimed
+-- Of a large mail only what it is known by: all else is read for the attempt.
+o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
+    left(o.traceparent, 200) AS traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
+    CASE {fits} o.from_address END AS from_address, CASE {fits} o.to_address END AS to_address,
+    CASE {fits} o.cc_address END AS cc_address, CASE {fits} o.bcc_address END AS bcc_address,
+    CASE {fits} o.reply_to END AS reply_to, CASE {fits} o.subject END AS subject,
+    CASE {fits} o.text_body END AS text_body, CASE {fits} o.html_body END AS html_body, left(o.template, 300) AS template,
+    CASE {fits} o.variables END AS variables, left(o.locale, 100) AS locale, CASE {fits} o.headers END AS headers,
+    o.attachments IS NOT NULL AS has_attachments, left(o.unsubscribe_url, 3000) AS unsubscribe_url,
+    left(o.token, 300) AS token, CASE {fits} o.recipients END AS recipients, {size} AS size
+
+-- fragment: fits
+WHEN f.bytes <= 65536 THEN
 
 -- fragment: size
-CASE WHEN {bytes} > 65536 OR pg_column_size(o.attachments) > 2000
-     THEN {bytes} + coalesce(10 * pg_column_size(o.attachments), 0) ELSE 0 END
+CASE WHEN f.bytes <= 65536 AND coalesce(pg_column_size(o.attachments), 0) <= 2000
+     THEN 0 ELSE f.bytes + coalesce(10::bigint * pg_column_size(o.attachments), 0) END
 
 -- name: claim
 -- The specification's statement. MATERIALIZED keeps the planner from choosing more than LIMIT rows. A mail that was
 -- put back goes to those who have not accepted it, however it ended and expired or not; if all had, to all of them
 -- again, under a Message-ID that their servers have not seen.
 WITH candidates AS MATERIALIZED (
-    SELECT id
-    FROM mail_outbox
+    SELECT id, {bytes} AS bytes
+    FROM mail_outbox AS o
     WHERE status = 'queued'
       AND next_attempt_at <= now()
       AND retry_count < :max_attempts
@@ -62,19 +90,15 @@ SET status = 'dispatching',
     token = CASE WHEN {put_back} AND {had_all} THEN replace(gen_random_uuid()::text, '-', '') ELSE o.token END,
     expires_at = CASE WHEN {put_back} AND o.expires_at <= now() THEN NULL ELSE o.expires_at END,
     ended_claim = CASE WHEN {put_back} THEN o.claim_seq ELSE o.ended_claim END
-FROM candidates
-WHERE o.id = candidates.id
-RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
-    o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
-    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, {small_parts},
-    o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments, o.unsubscribe_url, o.token, o.recipients,
-    {size} AS size
+FROM candidates AS f
+WHERE o.id = f.id
+RETURNING {claimed}
 
 -- name: claim_lost
 -- Rows that lost their worker for the fourth time and more: taken over, to be charged by the policy.
 WITH lost AS MATERIALIZED (
-    SELECT id
-    FROM mail_outbox
+    SELECT id, {bytes} AS bytes
+    FROM mail_outbox AS o
     WHERE status = 'dispatching' AND rescue_count >= 3
       AND coalesce(lease_expires_at < now(), last_attempt_at < now() - make_interval(secs => :lease_seconds), true)
     ORDER BY id
@@ -86,13 +110,9 @@ SET claim_seq = o.claim_seq + 1,
     rescue_count = o.rescue_count + 1,
     locked_by = :owner,
     lease_expires_at = now() + make_interval(secs => :lease_seconds)
-FROM lost
-WHERE o.id = lost.id
-RETURNING o.id, o.claim_seq AS fence, o.retry_count AS attempts, o.defer_count AS deferrals, {age} AS age,
-    o.traceparent, {due} AS due_at, o.last_attempt_at, o.expires_at <= now() AS expired,
-    o.from_address, o.to_address, o.cc_address, o.bcc_address, o.reply_to, o.subject, {small_parts},
-    o.locale, o.headers, o.attachments IS NOT NULL AS has_attachments, o.unsubscribe_url, o.token, o.recipients,
-    {size} AS size
+FROM lost AS f
+WHERE o.id = f.id
+RETURNING {claimed}
 
 -- name: settle
 -- By an array of ids, not by a join: the planner takes `dispatching` for empty whenever its statistics were
@@ -246,12 +266,15 @@ FROM mail_outbox
 WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:ids::json)::bigint))
 
 -- name: weigh
-SELECT coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
-    + coalesce(octet_length(variables::text), 0) + coalesce(octet_length(attachments::text), 0) AS size
-FROM mail_outbox WHERE id = :id
+SELECT {text_bytes}
+    + coalesce(octet_length(o.variables::text), 0) + coalesce(octet_length(o.headers::text), 0)
+    + coalesce(octet_length(o.recipients::text), 0) + coalesce(octet_length(o.attachments::text), 0) AS size
+FROM mail_outbox AS o WHERE o.id = :id
 
 -- name: parts
-SELECT text_body, html_body, variables, attachments FROM mail_outbox WHERE id = :id
+SELECT from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body,
+    variables, headers, recipients, attachments
+FROM mail_outbox WHERE id = :id
 
 -- name: enqueue
 -- Sorted by key: two batches with the same keys in opposite orders would deadlock.

@@ -25,19 +25,40 @@
  WHERE CASE type WHEN 'object' THEN json_extract(value, '$.status') END = 'accepted')
 
 -- fragment: bytes
-(coalesce(length(CAST(text_body AS BLOB)), 0) + coalesce(length(CAST(html_body AS BLOB)), 0)
-    + coalesce(length(CAST(variables AS BLOB)), 0))
+(ifnull(length(CAST(from_address AS BLOB)), 0) + ifnull(length(CAST(to_address AS BLOB)), 0) +
+    ifnull(length(CAST(cc_address AS BLOB)), 0) + ifnull(length(CAST(bcc_address AS BLOB)), 0) +
+    ifnull(length(CAST(reply_to AS BLOB)), 0) + ifnull(length(CAST(subject AS BLOB)), 0) +
+    ifnull(length(CAST(headers AS BLOB)), 0) + ifnull(length(CAST(recipients AS BLOB)), 0) +
+    ifnull(length(CAST(text_body AS BLOB)), 0) + ifnull(length(CAST(html_body AS BLOB)), 0) +
+    ifnull(length(CAST(variables AS BLOB)), 0) + ifnull(length(CAST(attachments AS BLOB)), 0))
 
--- fragment: small_parts
-CASE WHEN length(text_body) <= 65536 THEN text_body END AS text_body,
-    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, template,
-    CASE WHEN length(variables) <= 65536 THEN variables END AS variables
+-- fragment: about
+-- Characters of what is not its content. To count them copies nothing.
+(ifnull(length(from_address), 0) + ifnull(length(to_address), 0) + ifnull(length(cc_address), 0) +
+    ifnull(length(bcc_address), 0) + ifnull(length(reply_to), 0) + ifnull(length(subject), 0) +
+    ifnull(length(headers), 0) + ifnull(length(recipients), 0))
 
 -- fragment: size
--- To count characters copies nothing.
-CASE WHEN ifnull(length(text_body), 0) + ifnull(length(html_body), 0) + ifnull(length(variables), 0)
-        + ifnull(length(attachments), 0) > 65536
-     THEN {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) ELSE 0 END
+CASE WHEN {about} > 16384 OR {about} + ifnull(length(text_body), 0) + ifnull(length(html_body), 0)
+        + ifnull(length(variables), 0) + ifnull(length(attachments), 0) > 65536
+     THEN {bytes} ELSE 0 END
+
+-- fragment: claimed
+-- As on PostgreSQL, value by value: RETURNING knows nothing but the table.
+id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age,
+    substr(traceparent, 1, 200) AS traceparent, next_attempt_at AS due_at, last_attempt_at, expires_at <= {now} AS expired,
+    CASE WHEN length(from_address) <= 16384 THEN from_address END AS from_address,
+    CASE WHEN length(to_address) <= 16384 THEN to_address END AS to_address,
+    CASE WHEN length(cc_address) <= 16384 THEN cc_address END AS cc_address,
+    CASE WHEN length(bcc_address) <= 16384 THEN bcc_address END AS bcc_address,
+    CASE WHEN length(reply_to) <= 16384 THEN reply_to END AS reply_to,
+    CASE WHEN length(subject) <= 16384 THEN subject END AS subject,
+    CASE WHEN length(text_body) <= 65536 THEN text_body END AS text_body,
+    CASE WHEN length(html_body) <= 65536 THEN html_body END AS html_body, substr(template, 1, 300) AS template,
+    CASE WHEN length(variables) <= 65536 THEN variables END AS variables, substr(locale, 1, 100) AS locale,
+    CASE WHEN length(headers) <= 16384 THEN headers END AS headers, attachments IS NOT NULL AS has_attachments,
+    substr(unsubscribe_url, 1, 3000) AS unsubscribe_url, substr(token, 1, 300) AS token,
+    CASE WHEN length(recipients) <= 16384 THEN recipients END AS recipients, {size} AS size
 
 -- name: claim
 WITH candidates AS MATERIALIZED (
@@ -61,12 +82,7 @@ SET status = 'dispatching',
     ended_claim = CASE WHEN {put_back} THEN claim_seq ELSE ended_claim END
 FROM candidates
 WHERE mail_outbox.id = candidates.id
-RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
-    next_attempt_at AS due_at, last_attempt_at,
-    expires_at <= {now} AS expired,
-    from_address, to_address, cc_address, bcc_address, reply_to, subject, {small_parts},
-    locale, headers, attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients,
-    {size} AS size
+RETURNING {claimed}
 
 -- name: claim_lost
 WITH lost AS MATERIALIZED (
@@ -86,12 +102,7 @@ SET claim_seq = claim_seq + 1,
     lease_expires_at = strftime('%Y-%m-%dT%H:%M:%fZ', 'now', printf('%+.3f seconds', :lease_seconds))
 FROM lost
 WHERE mail_outbox.id = lost.id
-RETURNING id, claim_seq AS fence, retry_count AS attempts, defer_count AS deferrals, {age} AS age, traceparent,
-    next_attempt_at AS due_at, last_attempt_at,
-    expires_at <= {now} AS expired,
-    from_address, to_address, cc_address, bcc_address, reply_to, subject, {small_parts},
-    locale, headers, attachments IS NOT NULL AS has_attachments, unsubscribe_url, token, recipients,
-    {size} AS size
+RETURNING {claimed}
 
 -- name: settle
 WITH batch AS MATERIALIZED (
@@ -219,10 +230,12 @@ FROM mail_outbox
 WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: weigh
-SELECT {bytes} + coalesce(length(CAST(attachments AS BLOB)), 0) AS size FROM mail_outbox WHERE id = :id
+SELECT {bytes} AS size FROM mail_outbox WHERE id = :id
 
 -- name: parts
-SELECT text_body, html_body, variables, attachments FROM mail_outbox WHERE id = :id
+SELECT from_address, to_address, cc_address, bcc_address, reply_to, subject, text_body, html_body,
+    variables, headers, recipients, attachments
+FROM mail_outbox WHERE id = :id
 
 -- name: enqueue
 INSERT INTO mail_outbox (
