@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import iscoroutine
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.hang import Loop
 
 import homing
 from homing.http import loop_watch
-from homing.http.loop_watch import Stretches
+from homing.http.loop_watch import CpuClock, stretches
 from homing.telemetry import Telemetry
 
 #: Whose tasks are watched: not those of tests, wherever the checkout is.
@@ -40,6 +40,10 @@ class Collections:
                 self.seconds += time.thread_time() - self._began
 
 
+async def watched(coroutine: Any, tell: Callable[[float], None]) -> Any:
+    return await stretches(coroutine, CpuClock(), tell)
+
+
 @pytest.fixture(autouse=True)
 def holds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Who held the loop, and for how long. A test that wants it so clears the list.
@@ -58,7 +62,7 @@ def holds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         """Requests leave some of their work to tasks, such as the one that writes for several of them."""
         if iscoroutine(coroutine) and coroutine.cr_code.co_filename.startswith(PRODUCT):
             name = f"task {coroutine.__qualname__}"
-            coroutine = Stretches(coroutine, lambda seconds: found.append(f"{name}: {seconds * 1000:.0f} ms"))
+            coroutine = watched(coroutine, lambda seconds: found.append(f"{name}: {seconds * 1000:.0f} ms"))
         return create_task(loop, coroutine, **options)
 
     monkeypatch.setattr(loop_watch, "thread_time", lambda: time.thread_time() - collections.seconds)

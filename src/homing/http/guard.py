@@ -50,17 +50,18 @@ class Site(Struct, frozen=True):
         is no proxy of ours may be anybody's. Raises `InvalidRequest` for what is no address.
         """
         client = scope["client"]
-        peer = _address(client[0].partition("%")[0]) if client is not None else None
         forwarded = headers.getall(_FORWARDED_FOR, [])
+        peer, written = _peer(client[0]) if client is not None else (None, "")
         if client is None or peer is None:
             return bool(forwarded)
-        is_trusted = self._trusts(peer)
-        origin = self._origin(peer, ",".join(forwarded)) if is_trusted else peer
-        scope["client"] = (str(origin), client[1])
+        if not self._trusts(peer):
+            scope["client"] = (written, client[1])
+            return bool(forwarded)
+        scope["client"] = (str(self._origin(peer, ",".join(forwarded))), client[1])
         scheme = headers.get(_FORWARDED_PROTO, "").rpartition(",")[2].strip().lower()
-        if is_trusted and scheme in {"http", "https"}:
+        if scheme in {"http", "https"}:
             scope["scheme"] = scheme
-        return bool(forwarded) and not is_trusted
+        return False
 
     def _origin(self, peer: Address, forwarded: str) -> Address:
         hops = forwarded.split(",") if forwarded else []
@@ -75,7 +76,7 @@ class Site(Struct, frozen=True):
         return peer
 
     def _trusts(self, address: Address) -> bool:
-        return any(address in network for network in self.trusted)
+        return bool(self.trusted) and any(address in network for network in self.trusted)
 
     def require_served(self, host: str) -> None:
         """By the Host header, which a page elsewhere cannot choose."""
@@ -130,6 +131,13 @@ class Site(Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
+def _peer(text: str) -> tuple[Address | None, str]:
+    """Who is connected, and how we write that. Asked for each request."""
+    found = _address(text.partition("%")[0])
+    return found, str(found)
+
+
 def _address(text: str) -> Address | None:
     """An IPv4 address that came by a socket of IPv6 is what it is."""
     try:

@@ -6,8 +6,10 @@ of the loop's thread: a busy machine does not lengthen it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from time import perf_counter, thread_time
+from types import coroutine
 from typing import Any, Final
 
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -16,54 +18,67 @@ from homing.telemetry import Telemetry
 
 #: Seconds of CPU time that a request may take in one stretch.
 LONGEST_STRETCH: Final = 0.05
+#: For so many seconds a reading of the thread's clock serves: it is a call into the system.
+_FRESH: Final = 0.005
 
 
-class Stretches(Coroutine[Any, Any, Any]):
-    """A coroutine that tells of each stretch that was too long; what it returns and raises is untouched."""
+class CpuClock:
+    """CPU time of the thread as it was a moment ago, and when that was."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], tell: Callable[[float], None]) -> None:
-        self._coroutine, self._tell = coroutine, tell
-        self._send = coroutine.send
+    __slots__ = ("_read_at", "_spent")
 
-    def send(self, value: Any) -> Any:
-        began, cpu_began = perf_counter(), thread_time()
+    def __init__(self) -> None:
+        self._read_at = self._spent = float("-inf")
+
+    def now(self) -> float:
+        """The time of day, from which `spent_since` can tell."""
+        if (now := perf_counter()) - self._read_at > _FRESH:
+            self._read_at, self._spent = now, thread_time()
+        return now
+
+    def spent_since(self, began: float) -> float:
+        """At least so much; what was perhaps spent between the reading and then is left out."""
+        return thread_time() - self._spent - (began - self._read_at)
+
+
+@coroutine
+def stretches(
+    watched: Coroutine[Any, Any, Any], clock: CpuClock, tell: Callable[[float], None]
+) -> Generator[Any, Any, Any]:
+    """Await it, and tell of each stretch that was too long; what it returns and raises is untouched."""
+    step: Callable[..., Any] = watched.send
+    given: Any = None
+    while True:
+        began = clock.now()
         try:
-            return self._send(value)
+            wanted = step(given)
+        except StopIteration as end:
+            return end.value
         finally:
-            if perf_counter() - began > LONGEST_STRETCH:
-                self._judge(cpu_began)
-
-    def throw(self, *error: Any) -> Any:
-        cpu_began = thread_time()
+            # Asked only where the time of day has shown as much.
+            if (
+                perf_counter() - began > LONGEST_STRETCH
+                and (spent := clock.spent_since(began)) > LONGEST_STRETCH
+            ):
+                tell(spent)
         try:
-            return self._coroutine.throw(*error)
-        finally:
-            self._judge(cpu_began)
-
-    def _judge(self, cpu_began: float) -> None:
-        """Asked only where the other clock, which costs no call into the system, has shown as much."""
-        if (spent := thread_time() - cpu_began) > LONGEST_STRETCH:
-            self._tell(spent)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-    def __await__(self) -> Any:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
+            given = yield wanted
+            step = watched.send
+        except BaseException as error:  # noqa: BLE001 - a cancellation, for one, is for whoever is watched
+            step, given = watched.throw, error
 
 
 def watched(app: ASGIApp, telemetry: Telemetry) -> ASGIApp:
     """The application, where each request that holds the loop is told of by its route."""
+    clock = CpuClock()
 
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        def tell(seconds: float) -> None:
-            # Routing writes the template into the scope; an address that leads nowhere has none.
-            route = scope.get("path_template") or "none"
-            telemetry.loop_held(f"{scope.get('method', scope['type'])} {route}", seconds)
+    def tell(scope: Scope, seconds: float) -> None:
+        # Routing writes the template into the scope; an address that leads nowhere has none.
+        route = scope.get("path_template") or "none"
+        telemetry.loop_held(f"{scope.get('method', scope['type'])} {route}", seconds)
 
-        await Stretches(app(scope, receive, send), tell)  # type: ignore[arg-type]
+    # No coroutine of its own: each layer costs every await of every request.
+    def call(scope: Scope, receive: Receive, send: Send) -> Any:
+        return stretches(app(scope, receive, send), clock, partial(tell, scope))  # type: ignore[arg-type]
 
     return call

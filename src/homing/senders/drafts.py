@@ -58,7 +58,7 @@ def check_texts(request: Struct) -> None:
 
 
 def check_numbers(field: str, given: Mapping[str, Any] | None) -> None:
-    for number in _floats(given or {}):
+    for number in _floats(given) if given else ():
         if number and not _SMALLEST <= abs(number) <= _GREATEST:
             bounds = f"between {_SMALLEST} and {_GREATEST}"
             raise InvalidRequest(f"{field}: a number must be {bounds}; send any other as a text", field)

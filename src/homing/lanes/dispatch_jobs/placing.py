@@ -134,8 +134,8 @@ class JobOrders:
     async def _refused_uses(
         self, orders: Sequence[NewJob], *, adds: bool
     ) -> Mapping[tuple[int | None, str], Wrong]:
-        uses = [(one.credentials_id, one.target_url) for one in orders]
-        return await refused_uses(uses, self._admit, adds=adds)
+        uses = [(one.credentials_id, one.target_url) for one in orders if one.credentials_id is not None]
+        return await refused_uses(uses, self._admit, adds=adds) if uses else {}
 
     async def _with_known_queues(
         self, read: Sequence[NewJob | InvalidRequest]
