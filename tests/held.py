@@ -62,7 +62,11 @@ def holds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         """Requests leave some of their work to tasks, such as the one that writes for several of them."""
         if iscoroutine(coroutine) and coroutine.cr_code.co_filename.startswith(PRODUCT):
             name = f"task {coroutine.__qualname__}"
-            coroutine = watched(coroutine, lambda seconds: found.append(f"{name}: {seconds * 1000:.0f} ms"))
+            watching = watched(coroutine, lambda seconds: found.append(f"{name}: {seconds * 1000:.0f} ms"))
+            task = create_task(loop, watching, **options)
+            # One that is cancelled before it begins would complain that nobody awaited it.
+            task.add_done_callback(lambda _: coroutine.close())
+            return task
         return create_task(loop, coroutine, **options)
 
     monkeypatch.setattr(loop_watch, "thread_time", lambda: time.thread_time() - collections.seconds)

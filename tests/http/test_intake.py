@@ -347,6 +347,6 @@ async def test_small_requests_have_most_of_the_time_beside_large_bodies() -> Non
         ended = loop.time()
         work.finish("small")
         await settled(lambda: work.at_work == ["second"])
-        # A timer may be early by a millisecond.
-        assert loop.time() - ended > 2.9 * (ended - began)
+        # A timer may be early by a millisecond; on a busy machine all of it may take long.
+        assert loop.time() - ended > min(2.9 * (ended - began), 0.9)
         work.finish("second")

@@ -60,12 +60,19 @@ def instant(value: datetime | str | None) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
+#: Every zone has these.
+_FIRST, _LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+
+
 def _read(text: Any) -> datetime:
     """In SQLite another program may write anything: what is no time is the first, and stops no other row."""
     try:
-        return datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        return read_instant(text) or datetime(1, 1, 2, tzinfo=UTC)
+        return read_instant(text) or _FIRST
+    if 1 < moment.year < _LAST.year:
+        return moment
+    return min(max(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC), _FIRST), _LAST)
 
 
 def iso(value: datetime | str | None) -> str | None:

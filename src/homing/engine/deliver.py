@@ -315,5 +315,6 @@ class Deliverer:
 
 
 def _too_large(most: int) -> Outcome:
-    reason = f"it has more than {most // 2**20} MiB; send a link to what is so large, or raise bytes_at_once"
-    return Reject(Failure("message_too_large", reason))
+    size = f"it has more than {most // 2**20} MiB"
+    hint = "send a link to what is so large, or raise HOMING_BYTES_AT_ONCE"
+    return Reject(Failure("message_too_large", f"{size}; {hint}"))

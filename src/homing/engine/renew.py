@@ -64,9 +64,7 @@ class Renewer:
                 kept = await self._lane.store.renew([f.claim for f in flights])
         except (DatabaseError, TimeoutError) as error:
             if isinstance(error, Locked) and len(flights) > 1:
-                # Who has one row open keeps that one waiting, and not all the others.
-                half = len(flights) // 2
-                await asyncio.gather(*(self._renew(f, interval) for f in (flights[:half], flights[half:])))
+                await self._renew_others(flights, interval)
                 return
             reason = str(error) or "no answer"
             self._telemetry.log.warning("lease.renewal_delayed", lane=self._lane.name, error=reason)
@@ -75,6 +73,12 @@ class Renewer:
             for flight in flights:
                 flight.until = max(flight.until, asked + self._lane.lease_seconds)
             self._lose(f for f in flights if f.claim.id not in kept)
+
+    async def _renew_others(self, flights: Sequence[Flight], interval: float) -> None:
+        """Who has one row open keeps that one waiting, and no other that is being sent."""
+        sending = [f for f in flights if f.settlement is None]
+        half = len(sending) // 2 if len(sending) == len(flights) else 0
+        await asyncio.gather(*(self._renew(f, interval) for f in (sending[:half], sending[half:]) if f))
 
     def _lose(self, flights: Iterable[Flight]) -> None:
         for flight in flights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ from homing.telemetry import Attempted, Telemetry
 from homing.tracing import trace_id_of
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+#: So many rows of refused batches are tried at a time.
+_ASIDE = 2
 
 
 class Settler:
@@ -32,6 +35,8 @@ class Settler:
         self.put = self._flights.put
         #: Rows of a batch that was refused, each on its own.
         self._alone: set[asyncio.Task[None]] = set()
+        #: Each may wait for a lock on a connection that all others need, too.
+        self._turns = asyncio.Semaphore(_ASIDE)
 
     async def drained(self) -> None:
         """Wait until everything that was put is written, or refused."""
@@ -77,7 +82,8 @@ class Settler:
         """
         pause = _PAUSE
         while True:
-            answer = await self._try_to_settle(batch, first=pause == _PAUSE and not is_aside)
+            async with self._turns if is_aside else nullcontext():
+                answer = await self._try_to_settle(batch, first=pause == _PAUSE and not is_aside)
             if isinstance(answer, set):
                 return answer
             refused = isinstance(answer, Refused) or not isinstance(answer, DatabaseError)

@@ -131,13 +131,13 @@ class Site(Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
-@lru_cache(maxsize=1024)
 def _peer(text: str) -> tuple[Address | None, str]:
     """Who is connected, and how we write that. Asked for each request."""
     found = _address(text.partition("%")[0])
     return found, str(found)
 
 
+@lru_cache(maxsize=1024)
 def _address(text: str) -> Address | None:
     """An IPv4 address that came by a socket of IPv6 is what it is."""
     try:

@@ -55,6 +55,8 @@ def stretches(
         except StopIteration as end:
             return end.value
         finally:
+            # An error that is held here would hold this frame, until garbage is collected.
+            given = None
             # Asked only where the time of day has shown as much.
             if (
                 perf_counter() - began > LONGEST_STRETCH

@@ -58,18 +58,18 @@ def check_texts(request: Struct) -> None:
 
 
 def check_numbers(field: str, given: Mapping[str, Any] | None) -> None:
-    for number in _floats(given) if given else ():
+    for number in _numbers(given) if given else ():
         if number and not _SMALLEST <= abs(number) <= _GREATEST:
             bounds = f"between {_SMALLEST} and {_GREATEST}"
             raise InvalidRequest(f"{field}: a number must be {bounds}; send any other as a text", field)
 
 
-def _floats(given: Any) -> Iterator[float]:
+def _numbers(given: Any) -> Iterator[float]:
     # Not by recursion: it may be as deep as the decoder allows.
     pending = [iter((given,))]
     while pending:
         for one in pending[-1]:
-            if isinstance(one, float):
+            if isinstance(one, int | float):
                 yield one
             elif isinstance(one, dict | list):
                 pending.append(iter(one.values() if isinstance(one, dict) else one))

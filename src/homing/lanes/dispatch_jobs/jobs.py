@@ -296,11 +296,13 @@ class DispatchJobs(SqlStore[Job]):
                 batch=_encode(results).decode(),
             )
 
-    async def _change(self, query: str, groups: Any, **parameters: Any) -> Sequence[Row]:
+    async def _change(
+        self, query: str, groups: Any, lock: str = "lock_groups", **parameters: Any
+    ) -> Sequence[Row]:
         """Run a query that may end the head of a group: in the same transaction the next becomes ready."""
         if not groups:
             return await self.run(query, **parameters)
-        steps = ["lock_groups", query, "promote"]
+        steps = [lock, query, "promote"]
         results = await self.run_together(steps, groups=_encode(sorted(groups)).decode(), **parameters)
         if any(row["due"] for row in results["promote"]):
             self.database.announce(CHANNEL)
@@ -317,7 +319,7 @@ class DispatchJobs(SqlStore[Job]):
             if not groups:
                 raise
             self._chores_at = self._monotonic()
-            return await self.run(query, **parameters)
+            return await self._change(query, groups, lock="try_lock_groups", **parameters)
 
     def _note_targets(self, batch: Sequence[tuple[Claim[Job], Settlement]]) -> None:
         """What is worth writing down of targets: failures and pauses, and a success after a failure."""

@@ -13,10 +13,13 @@ o.id, o.claim_seq AS fence, o.attempt_count - o.attempts_before AS attempts, o.d
     CASE o.ordering WHEN 'group' THEN o.group_id END AS ordered_group, o.type, o.source,
     -- An empty text is for more than any server takes; these are not put together.
     CASE WHEN o.has_headers THEN (
-        SELECT CASE WHEN count(*) > 1000 OR sum(octet_length(given.header_name) + octet_length(given.header_value)) > 65536 THEN ''
-                    ELSE (json_agg(json_build_array(given.header_name, given.header_value)) FILTER (WHERE octet_length(given.header_value) <= 65536))::text END
-        FROM (SELECT header_name, header_value FROM dispatch_job_headers
-              WHERE dispatch_job_id = o.id LIMIT 1001) AS given) END AS headers,
+        SELECT CASE WHEN max(given.count) > 1000 OR max(given.bytes) > 65536 THEN ''
+                    ELSE (json_agg(json_build_array(given.header_name, given.header_value))
+                          FILTER (WHERE given.count <= 1000 AND given.bytes <= 65536))::text END
+        FROM (SELECT header_name, header_value, count(*) OVER () AS count,
+                     sum(octet_length(header_name) + octet_length(header_value)) OVER () AS bytes
+              FROM (SELECT header_name, header_value FROM dispatch_job_headers
+                    WHERE dispatch_job_id = o.id LIMIT 1001) AS few) AS given) END AS headers,
     left(o.tracestate, 600) AS tracestate, o.protocol, CASE WHEN octet_length(o.payload) <= 16384 THEN 0 ELSE octet_length(o.payload) END AS size
 
 -- fragment: real_error
@@ -361,7 +364,7 @@ WHERE o.id = heads.id
 RETURNING o.id, o.next_attempt_at <= now() AS due
 
 -- name: stuck_groups
--- Groups whose first job is not ready, which only somebody else's SQL can bring about.
+-- Groups whose first job is not ready, which somebody else's SQL brings about, or a producer who held the group.
 WITH RECURSIVE head AS (
     (SELECT group_id, ready
      FROM dispatch_job

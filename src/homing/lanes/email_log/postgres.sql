@@ -442,7 +442,7 @@ FROM (
     FROM unnest(ARRAY['Failed', 'RetryQueued', 'Pending']) AS open (state), LATERAL (
         SELECT next_attempt_at
         FROM email_log
-        WHERE status = open.state AND next_attempt_at <= now() AND (locked_until IS NULL OR locked_until < now())
+        WHERE status = open.state AND next_attempt_at <= now() AND next_attempt_at > '-infinity' AND (locked_until IS NULL OR locked_until < now())
         ORDER BY next_attempt_at
         LIMIT 1) AS first
     UNION ALL
@@ -450,11 +450,11 @@ FROM (
      FROM email_log
      WHERE status = 'Pending' AND (last_queued_at IS NULL OR ended_claim IS NOT NULL OR sent_at IS NOT NULL
                                    OR failed_claim IS NOT NULL AND attempt_count = 0)
-       AND coalesce(next_attempt_at, created_at) <= now() AND (locked_until IS NULL OR locked_until < now())
+       AND coalesce(next_attempt_at, created_at) <= now() AND coalesce(next_attempt_at, created_at) > '-infinity'
+       AND (locked_until IS NULL OR locked_until < now())
      ORDER BY coalesce(next_attempt_at, created_at)
      LIMIT 1)
 ) AS due
-WHERE isfinite(due_at)
 
 -- fragment: ended
 greatest(e.created_at, e.sent_at, e.last_attempt_at, e.last_queued_at, e.announced_at)

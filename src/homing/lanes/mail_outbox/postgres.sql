@@ -413,7 +413,7 @@ greatest(homing_instant(next_attempt_at), homing_instant(created_at))
 -- name: oldest_due
 -- No mail has been due for longer than the first of the queue: what was claimed before lies behind it in the index, until
 -- it is vacuumed, and is not walked through.
-SELECT extract(epoch FROM now() - least({due_since}, '9999-12-30Z'))::double precision AS age
+SELECT extract(epoch FROM now() - greatest({due_since}, '0001-01-02Z'))::double precision AS age
 FROM mail_outbox
 WHERE status = 'queued' AND {due_since} <= now()
   AND {due_since} >= (SELECT homing_instant(next_attempt_at) FROM mail_outbox WHERE status = 'queued'

@@ -438,6 +438,7 @@ FROM (
      FROM (SELECT open_event_id, created_at
            FROM open_event_notifications
            WHERE lower(fanout_status) = 'pending' AND due_at IS NULL AND {unlocked}
+             AND (created_at IS NULL OR isfinite(created_at))
            ORDER BY notification_id
            LIMIT 1) AS n
      LEFT JOIN open_events AS e ON e.open_event_id = n.open_event_id)
@@ -451,6 +452,7 @@ FROM (
     (SELECT coalesce(last_attempt_at, created_at)
      FROM open_event_notifications
      WHERE lower(fanout_status) = 'pending' AND due_at IS NOT NULL AND {was_reset} AND due_at > now() AND {unlocked}
+       AND isfinite(coalesce(last_attempt_at, created_at))
      ORDER BY notification_id
      LIMIT 1)
 ) AS firsts

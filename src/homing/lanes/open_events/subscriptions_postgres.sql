@@ -250,7 +250,7 @@ queued AS MATERIALIZED (
 ),
 skipped AS (
     UPDATE open_event_notifications AS n
-    SET fanout_status = 'skipped', fanout_attempts = least(n.fanout_attempts, 30000) + 1, last_attempt_at = statement_timestamp(),
+    SET fanout_status = 'skipped', fanout_attempts = least(coalesce(n.fanout_attempts, 0), 30000) + 1, last_attempt_at = statement_timestamp(),
         error = '{"code":"unsubscribed","message":"the subscriber has unsubscribed"}',
         locked_at = NULL, due_at = NULL, due_attempts = NULL, lock_written_at = NULL
     FROM queued

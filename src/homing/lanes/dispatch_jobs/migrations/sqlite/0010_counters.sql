@@ -1,5 +1,4 @@
--- As on PostgreSQL. Here a number that is counted up beyond its end becomes a fraction, and no longer rises; and after
--- the last id there is no other.
+-- As on PostgreSQL. Here a number that is counted up beyond its end becomes a fraction, and no longer rises.
 
 UPDATE dispatch_job
 SET claim_seq = min(max(CAST(claim_seq AS INTEGER), 0), 9007199254740992),
@@ -16,10 +15,10 @@ WHERE status IN ('PENDING', 'FAILED', 'IN_PROGRESS')
        OR defer_count NOT BETWEEN 0 AND 1000000);
 
 CREATE TRIGGER homing_job_counters AFTER INSERT ON dispatch_job
-WHEN NEW.id > 4611686018427387904 OR NEW.claim_seq NOT BETWEEN 0 AND 9007199254740992 OR NEW.position NOT BETWEEN 0 AND 4611686018427387904
+WHEN NEW.claim_seq NOT BETWEEN 0 AND 9007199254740992 OR NEW.position NOT BETWEEN 0 AND 4611686018427387904
   OR NEW.attempt_count NOT BETWEEN 0 AND 1000000 OR NEW.attempts_before NOT BETWEEN 0 AND 1000000
   OR NEW.send_number NOT BETWEEN 0 AND 1000000 OR NEW.rescue_count NOT BETWEEN 0 AND 1000000
   OR NEW.defer_count NOT BETWEEN 0 AND 1000000
 BEGIN
-    SELECT RAISE(ABORT, 'id, claim_seq, position, attempt_count, attempts_before, send_number, rescue_count and defer_count are kept by Homing; leave them out');
+    SELECT RAISE(ABORT, 'claim_seq, position, attempt_count, attempts_before, send_number, rescue_count and defer_count are kept by Homing; leave them out');
 END;
