@@ -342,22 +342,22 @@ DOCUMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("columns", DOCUMENTS, ids=lambda one: "-".join(map(str, one.items())))
-async def test_documents_at_the_ends_of_their_types(mongodb_url: str, columns: dict[str, Any]) -> None:
+async def test_documents_at_the_ends_of_their_types(mongodb_url: str) -> None:
     """The validator cannot tell an insertion from a claim: so these are taken, and stop nobody."""
     async with job_bench(mongodb_url) as lane, HttpSink() as sink:
         database = lane.jobs.database
         assert isinstance(database, MongoDatabase)
-        odd, *_ = await lane.create(sink.url)
-        await database.opened["dispatch_job"].update_one({"_id": odd}, {"$set": columns})
+        odd = await lane.create(sink.url, len(DOCUMENTS))
+        for id, columns in zip(odd, DOCUMENTS, strict=True):
+            await database.opened["dispatch_job"].update_one({"_id": id}, {"$set": columns})
         ordinary = await lane.create(sink.url, 2)
         await lane.homing.webhooks.maintenance.once()
-        await lane.jobs.run("postpone_unsent", limit=10, window=60.0)
-        await lane.jobs.run("claim_unsent", limit=10, window=60.0)
+        await lane.jobs.run("postpone_unsent", limit=100, window=60.0)
+        await lane.jobs.run("claim_unsent", limit=100, window=60.0)
         for _ in range(2):
             await lane.run_batch()
             await lane.run_batch()
         assert await lane.states(ordinary) == ["COMPLETED", "COMPLETED"]
-        assert (await lane.row(odd))["status"] in {"COMPLETED", "PENDING", "IN_PROGRESS", "ERROR"}
+        assert {*await lane.states(odd)} <= {"COMPLETED", "PENDING", "IN_PROGRESS", "ERROR"}
         found = await lane.jobs.run("due_targets", after="", most=10)
         assert len(found) <= 1
