@@ -14,7 +14,7 @@ from homing.lanes.dispatch_jobs.target import target_of
 
 FULL = bool(os.environ.get("HOMING_TEST_FULL"))
 JOBS = 100_000 if FULL else 10_000
-TURNS = 41 if FULL else 15
+TURNS = 41
 EACH = 100
 ONE, MANY = "https://one.example", "https://many.example"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 if FULL else 120)]
