@@ -80,10 +80,11 @@ async def test_a_request_that_holds_the_loop_is_named_by_its_route(watched: Door
     route = {"route": "GET /busy/{seconds}"}
     value = watched.homing.telemetry.registry.get_sample_value
     assert value("homing_loop_held_total", route) == 3
-    assert (value("homing_loop_longest_hold_seconds", route) or 0) >= 0.12
+    # Five milliseconds before it may be taken off, which were perhaps spent on something else.
+    assert (value("homing_loop_longest_hold_seconds", route) or 0) >= 0.115
     lines = watched.log.all("loop.held")
     assert [line["route"] for line in lines] == ["GET /busy/{seconds}"], "once a minute, or for a record"
-    assert lines[0]["cpu_ms"] >= 120
+    assert lines[0]["cpu_ms"] >= 115
     assert len(holds) == 3, "and a test would fail"
     holds.clear()
 
