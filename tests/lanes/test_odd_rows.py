@@ -10,13 +10,16 @@ import pytest
 from bson.datetime_ms import DatetimeMS
 from bson.int64 import Int64
 from tests.emails import email_bench
+from tests.http.door import opened_door
 from tests.jobs import JobBench, job_bench
 from tests.notifications import notification_bench
 from tests.outbox import Bench, bench
 
 from homing.db import instant
 from homing.db.mongo import MongoDatabase
+from homing.engine.prune import Pace, Retention, plan, prune
 from homing.errors import Refused
+from homing.parts.retention import prunable_tables
 from homing.testing.http_sink import HttpSink
 
 INTEGER, BIGINT = 2**31 - 1, 2**63 - 1
@@ -44,6 +47,9 @@ JOB_TIMES = (
     "last_attempt_at", "completed_at", "lease_expires_at",
 )  # fmt: skip
 KEPT = "are kept by Homing; leave them out"
+PAGES = (
+    "/", "/messages", "/messages/outbox_1", "/api/messages", "/api/mail", "/api/emails", "/api/overview",
+)  # fmt: skip
 
 
 def insertion(table: str, **columns: Any) -> str:
@@ -252,6 +258,25 @@ async def test_a_time_that_nobody_can_read_is_the_first_or_the_last(postgres_url
         assert last.isoformat() == "2026-01-02T03:04:05.678000+00:00"
         await lane.deliver()
         assert {(await lane.row(id))["status"] for id in years} == {"sent"}
+
+
+@pytest.mark.parametrize("time", TIMES)
+async def test_pages_and_pruning_beside_a_time_that_nobody_can_read(postgres_url: str, time: str) -> None:
+    async with opened_door(postgres_url) as door:
+        for table, ended in (("mail_outbox", "'sent'"), ("email_log", "'Sent'")):
+            await insert(door, table, created_at=f"'{time}'")
+            await insert(door, table, status=ended, created_at=f"'{time}'", sent_at=f"'{time}'")
+        long_ago = "'2020-01-01Z'"
+        times = dict.fromkeys(("created_at", "sent_at", "next_attempt_at"), long_ago)
+        old = await insert(door, "mail_outbox", status="'sent'", **times)
+        for path in PAGES:
+            assert (await door.client.get(path)).status_code == 200, path
+        database = door.homing.database
+        retention = Retention({"mail_outbox": 86400.0, "email_log": 86400.0})
+        for step in plan(retention, prunable_tables(database, database, database)):
+            async for _ in prune(step, Pace(1.0)):
+                pass
+        assert await door.outbox.get(old) is None
 
 
 async def test_a_mail_that_another_program_took_at_the_end_of_time(postgres_url: str) -> None:

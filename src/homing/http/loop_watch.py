@@ -31,7 +31,7 @@ class CpuClock:
         self._read_at = self._spent = float("-inf")
 
     def now(self) -> float:
-        """The time of day, from which `spent_since` can tell."""
+        """The wall clock, from which `spent_since` can tell."""
         if (now := perf_counter()) - self._read_at > _FRESH:
             self._read_at, self._spent = now, thread_time()
         return now
@@ -57,7 +57,7 @@ def stretches(
         finally:
             # An error that is held here would hold this frame, until garbage is collected.
             given = None
-            # Asked only where the time of day has shown as much.
+            # Asked only where the wall clock has shown as much.
             if (
                 perf_counter() - began > LONGEST_STRETCH
                 and (spent := clock.spent_since(began)) > LONGEST_STRETCH
