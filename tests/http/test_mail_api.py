@@ -203,6 +203,7 @@ async def test_a_later_send_time_waits(api: Api) -> None:
         ({"headers": {f"X-{n}": "ä" * 1000 for n in range(33)}}, "headers"),
         ({"variables": {"a": [{"b": 1e41}]}}, "variables"),
         ({"variables": {"a": -1e308}}, "variables"),
+        ({"variables": {"a": 10**41}}, "variables"),
         ({"metadata": {"a": 1e-41}}, "metadata"),
         ({"attachments": [{"filename": "a", "content": "no base64!"}]}, "attachments[0].content"),
         ({"attachments": [{"filename": "a\nb", "content": ""}]}, "attachments[0].filename"),

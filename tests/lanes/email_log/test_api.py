@@ -100,6 +100,8 @@ async def test_an_email_without_a_key_is_one_of_its_own(api: Api) -> None:
         ({"messageKey": "two\nlines"}, "messageKey"),
         ({"subject": "two\r\nlines"}, "subject"),
         ({"headers": {"Bcc": "x@example.org"}}, "headers"),
+        ({"headers": {"X-A": "a" * 65_536}}, "headers"),
+        ({"variables": {"a": [1e308]}}, "variables"),
         ({"from": "nobody"}, "from"),
         ({"surprise": 1}, None),
         ({"body": "nul \x00"}, None),
