@@ -232,14 +232,15 @@ def test_a_lease_that_could_not_be_renewed_in_time_is_given_up() -> None:
     virtually(scenario)
 
 
-def test_a_row_that_somebody_has_open_costs_no_other_its_lease() -> None:
+@pytest.mark.parametrize("open_rows", [{2}, {1, 2, 7}])
+def test_rows_that_somebody_has_open_cost_no_other_its_lease(open_rows: set[int]) -> None:
     async def scenario() -> None:
         desk = Desk(lasting(70))
-        claims = await desk.claim(5)
-        desk.store.locked.add(2)
+        claims = await desk.claim(9)
+        desk.store.locked |= open_rows
         ends = await desk.deliverer.settled(claims)
-        assert untimed(ends) == {id: None if id == 2 else Complete(None) for id in range(1, 6)}
-        assert desk.lane.aborted == [2]
+        assert untimed(ends) == {id: None if id in open_rows else Complete(None) for id in range(1, 10)}
+        assert {*desk.lane.aborted} == open_rows
 
     virtually(scenario)
 
